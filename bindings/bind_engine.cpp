@@ -1,0 +1,285 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+#include "buffers.h"
+#include "dlpack.h"
+#include "headrace/buffer.h"
+#include "headrace/engine.h"
+#include "headrace/error.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using headrace::Batch;
+using headrace::Buffer;
+using headrace::BufferPool;
+using headrace::Dtype;
+using headrace::Engine;
+using headrace::EngineOptions;
+using headrace::EngineStats;
+using headrace::Field;
+using headrace::PinnedBuffer;
+using headrace::Question;
+using headrace::RandomStream;
+using headrace::Sample;
+using headrace::Transform;
+namespace dlpack = headrace::dlpack;
+
+/// An engine as Python holds it: closable, and harmless in a forked child, where its threads and
+/// perhaps the holder of its lock are missing.
+class EngineHandle {
+ public:
+  EngineHandle(EngineOptions options, const Transform& transform,
+               std::vector<RandomStream> streams)
+      : engine_(std::make_unique<Engine>(std::move(options), transform, std::move(streams))),
+        process_(getpid()) {}
+
+  ~EngineHandle() { close(); }
+  EngineHandle(const EngineHandle&) = delete;
+  EngineHandle& operator=(const EngineHandle&) = delete;
+
+  Engine& get() const {
+    if (engine_ == nullptr) {
+      throw headrace::Error(headrace::ErrorCode::kStopped, "this iterator is closed",
+                            {.stage = "engine"});
+    }
+    if (process_ != getpid()) {
+      throw headrace::Error(headrace::ErrorCode::kStopped,
+                            "this iterator belongs to process " + std::to_string(process_) +
+                                ", which forked this one: its threads do not exist here. Make a "
+                                "new iterator in this process, with iter(loader)",
+                            {.stage = "engine"});
+    }
+    return *engine_;
+  }
+
+  bool closed() const noexcept { return engine_ == nullptr; }
+
+  void close() {
+    if (process_ != getpid()) {
+      (void)engine_.release();  // nothing in it may be touched here; the process is a copy
+      return;
+    }
+    std::unique_ptr<Engine> engine = std::move(engine_);
+    const py::gil_scoped_release release;
+    engine.reset();
+  }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+  pid_t process_;
+};
+
+/// (path, label, index) as ImageFolder has them. Types are taken strictly: default_collate would
+/// treat a bool or a numpy integer as a label otherwise than an int.
+Sample to_sample(const py::handle& item) {
+  const auto triple = item.cast<py::tuple>();
+  if (triple.size() != 3) throw py::type_error("a sample is (path, label, index)");
+  const py::object label = triple[1];
+  if (PyLong_CheckExact(label.ptr()) == 0) throw py::type_error("a label must be an int");
+  return {.path = from_python_path(triple[0]),
+          .label = label.cast<std::int64_t>(),
+          .index = triple[2].cast<std::int64_t>()};
+}
+
+/// Waits in slices, so that Ctrl-C and other signals are served on the main thread meanwhile.
+py::object next_event(const EngineHandle& handle, std::int64_t timeout_ms) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kSlice{20};
+  milliseconds left{timeout_ms};
+  Engine& engine = handle.get();
+  while (true) {
+    Engine::Event event;
+    {
+      const py::gil_scoped_release release;
+      event = engine.next(std::min(left, kSlice));
+    }
+    if (auto* question = std::get_if<Question>(&event)) return py::cast(std::move(*question));
+    if (auto* batch = std::get_if<Batch>(&event)) return py::cast(std::move(*batch));
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    left -= std::min(left, kSlice);
+    if (left.count() == 0) return py::none();
+  }
+}
+
+dlpack::DataType dlpack_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kUint8:
+      return {dlpack::kUint, 8, 1};
+    case Dtype::kFloat32:
+      return {dlpack::kFloat, 32, 1};
+    case Dtype::kInt64:
+      return {dlpack::kInt, 64, 1};
+  }
+  return {};
+}
+
+/// A field on its way to torch: owns the memory until torch frees the tensor, on whatever thread,
+/// perhaps when the interpreter is gone. So: no Python in here.
+struct Export {
+  dlpack::ManagedTensor managed{};
+  std::vector<std::int64_t> shape;
+  Buffer memory;
+};
+
+py::capsule to_dlpack(const Field& field, std::int64_t rows) {
+  auto exported = std::make_unique<Export>();
+  exported->shape = field.spec.shape;
+  exported->shape.insert(exported->shape.begin(), rows);
+  exported->memory = field.memory;
+  dlpack::Tensor& tensor = exported->managed.tensor;
+  tensor.data = field.memory.get();
+  tensor.device = {dlpack::kCpu, 0};
+  tensor.dimensions = static_cast<std::int32_t>(exported->shape.size());
+  tensor.dtype = dlpack_type(field.spec.dtype);
+  tensor.shape = exported->shape.data();
+  exported->managed.owner = exported.get();
+  exported->managed.deleter = [](dlpack::ManagedTensor* self) {
+    delete static_cast<Export*>(self->owner);
+  };
+  // Whoever takes the tensor renames the capsule; one that keeps its name was never taken.
+  py::capsule capsule(&exported->managed, "dltensor", [](PyObject* object) {
+    if (PyCapsule_IsValid(object, "dltensor") == 0) return;
+    auto* self = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(object, "dltensor"));
+    self->deleter(self);
+  });
+  (void)exported.release();
+  return capsule;
+}
+
+py::dict stats(const EngineHandle& handle) {
+  const EngineStats stats = handle.get().stats();
+  py::dict stages;
+  for (const auto& stage : stats.stages) {
+    py::dict entry;
+    entry["items"] = stage.items;
+    entry["bytes"] = stage.bytes;
+    entry["busy_ns"] = stage.busy_ns;
+    entry["waiting_ns"] = stage.waiting_ns;
+    stages[py::str(stage.name)] = entry;
+  }
+  py::dict result;
+  result["reader"] = stats.reader;
+  result["threads"] = stats.threads;
+  result["io_threads"] = stats.io_threads;
+  result["stages"] = stages;
+  result["batches"] = stats.batches;
+  result["consumer_wait_ns"] = stats.consumer_wait_ns;
+  result["ready_batches_sum"] = stats.ready_batches_sum;
+  result["questions"] = stats.questions;
+  result["rollbacks"] = stats.rollbacks;
+  return result;
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  py::class_<BufferPool, std::shared_ptr<BufferPool>>(
+      module, "BufferPool", "Recycles the memory of batches: keeps up to max_idle free blocks.")
+      .def(py::init([](std::size_t max_idle) {
+             return std::make_shared<BufferPool>(headrace::make_host_allocator(), max_idle);
+           }),
+           py::arg("max_idle"))
+      .def("stats", [](const BufferPool& self) {
+        const auto stats = self.stats();
+        py::dict result;
+        result["idle_blocks"] = stats.idle_blocks;
+        result["idle_bytes"] = stats.idle_bytes;
+        result["live_blocks"] = stats.live_blocks;
+        result["allocations"] = stats.allocations;
+        return result;
+      });
+
+  py::class_<Question>(module, "Question",
+                       "A sample (or, for an opaque batch, a batch) that torch must compute.")
+      .def_readonly("batch", &Question::batch)
+      .def_readonly("row", &Question::row)
+      .def_readonly("whole_batch", &Question::whole_batch)
+      .def_property_readonly("path",
+                             [](const Question& self) { return to_python_path(self.sample.path); })
+      .def_property_readonly("reason",
+                             [](const Question& self) { return to_python_path(self.reason); })
+      .def_readonly("random", &Question::random,
+                    "The random stream before the sample's own draws.");
+
+  py::class_<Batch>(module, "Batch", "A finished batch.")
+      .def_readonly("id", &Batch::id)
+      .def_readonly("failed_row", &Batch::failed_row)
+      .def_readonly("random_after", &Batch::random_after)
+      .def(
+          "dlpack",
+          [](const Batch& self) {
+            py::list fields;
+            for (const auto& field : self.fields) fields.append(to_dlpack(field, self.rows));
+            return fields;
+          },
+          "DLPack capsules of the fields, image first; each owns its memory.");
+
+  py::class_<EngineHandle>(module, "Engine", "headrace::Engine; see loader/include/headrace.")
+      .def(py::init([](const Transform& transform, std::vector<RandomStream> streams,
+                       std::shared_ptr<BufferPool> pool, int threads,
+                       std::size_t read_budget_bytes, std::size_t max_batches_in_flight,
+                       std::uint64_t pixel_limit) {
+             EngineOptions options;
+             options.threads = threads;
+             options.read_budget_bytes = read_budget_bytes;
+             options.max_batches_in_flight = max_batches_in_flight;
+             options.pixel_limit = pixel_limit;
+             options.pool = std::move(pool);
+             return std::make_unique<EngineHandle>(std::move(options), transform,
+                                                   std::move(streams));
+           }),
+           py::arg("transform"), py::arg("streams"), py::kw_only(), py::arg("pool"),
+           py::arg("threads"), py::arg("read_budget_bytes"), py::arg("max_batches_in_flight"),
+           py::arg("pixel_limit"))
+      .def(
+          "submit",
+          [](const EngineHandle& self, std::size_t stream, const py::list& samples) {
+            std::vector<Sample> converted;
+            converted.reserve(samples.size());
+            for (const auto& item : samples) converted.push_back(to_sample(item));
+            return self.get().submit(stream, std::move(converted));
+          },
+          py::arg("stream"), py::arg("samples"))
+      .def(
+          "submit_opaque",
+          [](const EngineHandle& self, std::size_t stream, std::string reason) {
+            return self.get().submit_opaque(stream, std::move(reason));
+          },
+          py::arg("stream"), py::arg("reason"))
+      .def("next", next_event, py::arg("timeout_ms"),
+           "A Batch, a Question, or None after timeout_ms. Serves signals while it waits.")
+      .def(
+          "answer",
+          [](const EngineHandle& self, const Question& question, const py::buffer& image,
+             const RandomStream& random_after) {
+            self.get().answer(question, PinnedBuffer(image).bytes(), random_after);
+          },
+          py::arg("question"), py::arg("image"), py::arg("random_after"))
+      .def(
+          "fail",
+          [](const EngineHandle& self, const Question& question,
+             const RandomStream& random_after) { self.get().fail(question, random_after); },
+          py::arg("question"), py::arg("random_after"))
+      .def(
+          "rewind",
+          [](const EngineHandle& self, std::size_t stream, const RandomStream& random) {
+            self.get().rewind(stream, random);
+          },
+          py::arg("stream"), py::arg("random"))
+      .def_property_readonly("in_flight",
+                             [](const EngineHandle& self) { return self.get().in_flight(); })
+      .def_property_readonly("closed", &EngineHandle::closed)
+      .def("stats", stats)
+      .def("close", &EngineHandle::close, "Ends all work and joins the threads. Idempotent.");
+}

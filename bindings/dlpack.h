@@ -1,0 +1,40 @@
+// The part of the DLPack ABI (version 0.x, github.com/dmlc/dlpack) that hands a batch to torch
+// without a copy: field for field as its specification lays them out.
+#pragma once
+
+#include <cstdint>
+
+namespace headrace::dlpack {
+
+struct Device {
+  std::int32_t type;
+  std::int32_t id;
+};
+inline constexpr std::int32_t kCpu = 1;
+
+struct DataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+inline constexpr std::uint8_t kInt = 0;
+inline constexpr std::uint8_t kUint = 1;
+inline constexpr std::uint8_t kFloat = 2;
+
+struct Tensor {
+  void* data;
+  Device device;
+  std::int32_t dimensions;
+  DataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  // null: C order
+  std::uint64_t byte_offset;
+};
+
+struct ManagedTensor {
+  Tensor tensor;
+  void* owner;
+  void (*deleter)(ManagedTensor* self);
+};
+
+}  // namespace headrace::dlpack

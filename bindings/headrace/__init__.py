@@ -1,0 +1,16 @@
+"""headrace keeps a GPU fed: torch's DataLoader, batch for batch and bit for bit, several times faster.
+
+Change one import::
+
+    from headrace import DataLoader
+"""
+
+from headrace._requirements import check_requirements
+
+check_requirements()
+
+from headrace._core import Error, __version__  # noqa: E402
+from headrace.loader import DataLoader  # noqa: E402
+from headrace.route import Explanation  # noqa: E402
+
+__all__ = ["DataLoader", "Error", "Explanation", "__version__"]

@@ -1,0 +1,415 @@
+"""The native iterators: torch's bookkeeping on top, the C++ engine below.
+
+Both are subclasses of torch's own base iterator, which makes its draws (base_seed), its warnings and
+its profiler record in its constructor and ``__next__``. They advance the sampler exactly when torch
+does, name a random stream for each virtual worker, and let torch itself compute what the engine
+will not judge.
+"""
+
+import atexit
+import copy
+import math
+import time
+import weakref
+from abc import abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+from torch._utils import ExceptionWrapper
+from torch.utils.data import BatchSampler, SequentialSampler, Subset
+from torch.utils.data import RandomSampler as TorchRandomSampler
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
+
+from headrace import selfcheck
+from headrace._core import Batch, Engine, Question, RandomStream, Transform
+from headrace.recipe import is_random
+from headrace.route import decide
+
+if TYPE_CHECKING:
+    from headrace.loader import DataLoader
+
+Sample = tuple[str, int, int]
+
+# One wait in the engine; it looks for signals far more often by itself.
+_WAIT_MS = 3_600_000
+
+# Batches in a row without a draw by the caller after which planning ahead pays again.
+_CALM = 8
+
+_live: "weakref.WeakSet[_NativeIterator]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    # Threads must be gone before the interpreter takes apart what they stand on.
+    for iterator in list(_live):
+        iterator.close()
+
+
+class _NativeIterator(_BaseDataLoaderIter):
+    """What both kinds share: resolving indices, waiting, and asking torch."""
+
+    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
+        self._engine: Engine | None = None
+        super().__init__(loader)
+        self._loader = loader
+        self._recipe = recipe
+        self._rules = selfcheck.random_rules()
+        self._final_stats: dict[str, Any] = {}
+        # Results of opaque batches and exceptions, by batch id, from the answer to the delivery.
+        self._answers: dict[int, Any] = {}
+        _live.add(self)
+
+    # --- engine ---------------------------------------------------------------------------------
+
+    def _start(self, streams: list[RandomStream], max_batches_in_flight: int) -> None:
+        pixel_limit = Image.MAX_IMAGE_PIXELS
+        self._engine = Engine(
+            Transform(self._recipe),
+            streams,
+            pool=self._loader._buffer_pool(),
+            threads=self._loader._thread_count(),
+            read_budget_bytes=self._loader.read_budget_bytes,
+            max_batches_in_flight=max_batches_in_flight,
+            pixel_limit=2**63 if pixel_limit is None else int(pixel_limit),
+        )
+
+    def close(self) -> None:
+        """Ends the engine's threads. Batches that were handed out stay valid. Idempotent."""
+        if self._engine is not None and not self._engine.closed:
+            self._final_stats = self._safe_stats()
+            self._engine.close()
+
+    def _safe_stats(self) -> dict[str, Any]:
+        try:
+            return self._engine.stats() if self._engine is not None else {}
+        except RuntimeError:  # in a forked child
+            return {}
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's counters; after the end, the last ones."""
+        if self._engine is None or self._engine.closed:
+            return self._final_stats
+        return self._engine.stats()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _submit(self, stream: int, indices: Any, samples: list[Sample] | Exception) -> int:
+        assert self._engine is not None
+        if isinstance(samples, list) and samples:
+            try:
+                return self._engine.submit(stream, samples)
+            except (TypeError, ValueError, OverflowError) as error:  # labels or paths of odd types
+                samples = error
+        reason = f"its samples are not plain (path, label) pairs: {samples!r}"
+        return self._engine.submit_opaque(stream, reason)
+
+    # --- waiting and asking -----------------------------------------------------------------------
+
+    def _wait(self, timeout_s: float = 0) -> Batch:
+        """The oldest batch, once every question that stood in its way is answered."""
+        assert self._engine is not None
+        deadline = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
+        while True:
+            left_ms = min(_WAIT_MS, max(0, (deadline - time.monotonic()) * 1000))
+            event = self._engine.next(math.ceil(left_ms))
+            if isinstance(event, Batch):
+                return event
+            if isinstance(event, Question):
+                self._answer(event)
+            elif time.monotonic() >= deadline:
+                raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
+
+    def _answer(self, question: Question) -> None:
+        """Computes one sample, or an opaque batch, with torch, on the stream it would have had."""
+        assert self._engine is not None
+        indices = self._asked(question)
+        saved = torch.get_rng_state()
+        state = saved.clone()
+        question.random.to_torch_state(state.numpy())
+        torch.set_rng_state(state)
+        try:
+            if question.whole_batch:
+                fetcher = _MapDatasetFetcher(
+                    self._dataset, True, self._collate_fn, self._drop_last
+                )
+                result = fetcher.fetch(indices)
+            else:
+                result = self._dataset[indices[question.row]]
+        except Exception as error:
+            note = None
+            if not question.whole_batch:
+                note = (question.path, indices[question.row], question.reason)
+            self._answers[question.batch] = self._failure(question.batch, error, note)
+            failed = True
+        else:
+            failed = False
+        finally:
+            after = selfcheck.stream_of(torch.get_rng_state(), self._rules)
+            torch.set_rng_state(saved)
+        if failed:
+            self._engine.fail(question, after)
+        elif question.whole_batch:
+            self._answers[question.batch] = result
+            self._engine.answer(question, b"", after)
+        else:
+            image = result[0].contiguous().view(-1).view(torch.uint8)
+            self._engine.answer(question, image.numpy(), after)
+
+    def _deliver(self, batch: Batch) -> Any:
+        """What a finished batch turns into: tensors, an opaque result, or an exception to raise."""
+        if batch.id in self._answers:
+            return self._answers.pop(batch.id)
+        return [torch.utils.dlpack.from_dlpack(field) for field in batch.dlpack()]
+
+    @abstractmethod
+    def _asked(self, question: Question) -> Any:
+        """The indices of the question's batch."""
+
+    @abstractmethod
+    def _failure(self, batch: int, error: Exception, note: Any) -> "_Failure":
+        """`error` as torch would raise it when the batch has its turn."""
+
+
+class _Failure:
+    """An exception on its way to the batch's turn."""
+
+    def __init__(self, error: Exception | ExceptionWrapper, note: tuple[str, Any, str] | None) -> None:
+        self._error = error
+        self._note = note
+
+    def reraise(self) -> None:
+        try:
+            if isinstance(self._error, ExceptionWrapper):
+                self._error.reraise()
+            raise self._error
+        except Exception as error:
+            if self._note is not None:
+                path, index, reason = self._note
+                error.sample_path, error.sample_index = path, index
+                if hasattr(error, "add_note"):
+                    error.add_note(f"headrace: {path} (sample {index}): {reason}")
+            raise
+
+
+def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
+    """The (path, label, index) of each index, by the lookups that dataset[index] would make.
+
+    Returns an exception where those fail: the batch is then torch's own business.
+    """
+    chain = []
+    while type(dataset) is Subset:
+        chain.append(dataset.indices)
+        dataset = dataset.dataset
+    try:
+        result = []
+        for index in indices:
+            place = index
+            for table in chain:
+                place = table[place]
+            path, label = dataset.samples[place]
+            result.append((path, label, int(place)))
+        return result
+    except Exception as error:
+        return error
+
+
+def snapshot(dataset: Any) -> Any:
+    """What a worker process would have got: later changes of the original are not seen."""
+    dataset = copy.copy(dataset)
+    if type(dataset) is Subset:
+        dataset.dataset = snapshot(dataset.dataset)
+        dataset.indices = copy.copy(dataset.indices)
+    else:
+        dataset.samples = list(dataset.samples)
+        dataset.transform = copy.deepcopy(dataset.transform)
+    return dataset
+
+
+class WorkerIterator(_NativeIterator):
+    """num_workers > 0: each virtual worker is a random stream of its own.
+
+    Follows _MultiProcessingDataLoaderIter (torch/utils/data/dataloader.py): prefetch_factor *
+    num_workers batches at priming, one more for each that is received, workers in turn.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
+        super().__init__(loader, recipe)
+        self._prefetch_factor = loader.prefetch_factor
+        self._dataset = snapshot(self._dataset)
+        streams = [
+            RandomStream((self._base_seed + worker) % 2**64, **self._rules)
+            for worker in range(self._num_workers)
+        ]
+        self._start(streams, self._prefetch_factor * self._num_workers)
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader: "DataLoader[Any]", first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        if not first_iter:
+            # Workers finish what was dispatched before the break, so their streams move on.
+            while self._engine.in_flight:
+                self._answers.pop(self._wait().id, None)
+        self._next_worker = 0
+        # By batch id: (worker, indices).
+        self._dispatched: dict[int, tuple[int, Any]] = {}
+        for _ in range(self._prefetch_factor * self._num_workers):
+            self._try_put_index()
+
+    def _try_put_index(self) -> None:
+        try:
+            indices = self._next_index()
+        except StopIteration:
+            return
+        worker = self._next_worker
+        self._next_worker = (worker + 1) % self._num_workers
+        batch = self._submit(worker, indices, resolve(self._dataset, indices))
+        self._dispatched[batch] = (worker, indices)
+
+    def _next_data(self) -> Any:
+        if not self._dispatched:
+            if not self._persistent_workers:
+                self.close()
+            raise StopIteration
+        batch = self._wait(self._timeout)
+        data = self._deliver(batch)
+        del self._dispatched[batch.id]
+        self._try_put_index()
+        if isinstance(data, _Failure):
+            data.reraise()
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _asked(self, question: Question) -> Any:
+        return self._dispatched[question.batch][1]
+
+    def _failure(self, batch: int, error: Exception, note: Any) -> _Failure:
+        worker, _ = self._dispatched[batch]
+        return _Failure(ExceptionWrapper(where=f"in DataLoader worker process {worker}"), note)
+
+
+class MainProcessIterator(_NativeIterator):
+    """num_workers=0: draws come from torch's default generator, which the caller shares.
+
+    Batches are planned ahead from where the generator stands, and planned again when the caller has
+    drawn in between. The dataset is read live. Each next() leaves the generator where torch would.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
+        super().__init__(loader, recipe)
+        # (batch id, indices, samples) of what is in flight, oldest first.
+        self._queue: deque[tuple[int, Any, list[Sample] | Exception]] = deque()
+        self._exhausted = False
+        self._max_ahead = self._lookahead(loader)
+        # Where the last batch left the generator, and for how many batches in a row it still stood
+        # there: planning ahead is wasted on a caller who draws between batches.
+        self._left_at: RandomStream | None = None
+        self._calm = _CALM
+        self._native = True
+        self._restart()
+
+    def _lookahead(self, loader: "DataLoader[Any]") -> int:
+        """Batches that may be begun before they are asked for.
+
+        Only where pulling the sampler early cannot be noticed: torch's own samplers, once started,
+        draw from nothing but generators of their own.
+        """
+        batches = loader.batch_sampler
+        if type(batches) is not BatchSampler:
+            return 0
+        sampler = batches.sampler
+        quiet = type(sampler) in (SequentialSampler, DistributedSampler) or (
+            type(sampler) is TorchRandomSampler and sampler.generator is None
+        )
+        if not quiet:
+            return 0
+        return max(1, math.ceil(4 * loader._thread_count() / batches.batch_size))
+
+    def _restart(self) -> None:
+        """A new engine for what is in flight, from the main generator's state."""
+        self.close()
+        state = selfcheck.stream_of(torch.get_rng_state(), self._rules)
+        self._random = not self._native or is_random(self._recipe)
+        self._answers.clear()
+        self._start([state], self._max_ahead + 1)
+        pending, self._queue = self._queue, deque()
+        for _, indices, _ in pending:
+            self._begin(indices)
+
+    def _begin(self, indices: Any) -> None:
+        samples = resolve(self._dataset, indices)
+        if not self._native:
+            samples = TypeError("the dataset's transform changed to one without a native form")
+        self._queue.append((self._submit(0, indices, samples), indices, samples))
+
+    def _pull(self) -> bool:
+        """Begins one more batch; False when the sampler has none."""
+        if not self._exhausted:
+            try:
+                indices = self._next_index()
+            except StopIteration:
+                self._exhausted = True
+            else:
+                if not self._queue:
+                    self._follow_generator()
+                self._begin(indices)
+        return not self._exhausted
+
+    def _follow_generator(self) -> None:
+        if not self._random:
+            return
+        stream = selfcheck.stream_of(torch.get_rng_state(), self._rules)
+        if self._left_at is not None:
+            self._calm = self._calm + 1 if stream.same_position(self._left_at) else 0
+            self._left_at = None
+        self._engine.rewind(0, stream)
+
+    def _follow_dataset(self) -> None:
+        """Begins anew when the dataset no longer is what the batches in flight were begun with."""
+        explanation, recipe = decide(self._loader)
+        _, indices, samples = self._queue[0]
+        changed = explanation.native != self._native or (
+            explanation.native
+            and (recipe != self._recipe or _differ(samples, resolve(self._dataset, indices)))
+        )
+        if changed:
+            self._native = explanation.native
+            self._recipe = recipe or self._recipe
+            self._restart()
+
+    def _next_data(self) -> Any:
+        if not self._queue and not self._pull():
+            self.close()
+            raise StopIteration
+        self._follow_dataset()
+        self._follow_generator()
+        while self._calm >= _CALM and len(self._queue) <= self._max_ahead and self._pull():
+            pass
+        batch = self._wait()
+        data = self._deliver(batch)
+        self._queue.popleft()
+        if self._random:
+            state = torch.get_rng_state()
+            batch.random_after.to_torch_state(state.numpy())
+            torch.set_rng_state(state)
+            self._left_at = batch.random_after
+        if isinstance(data, _Failure):
+            data.reraise()
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _asked(self, question: Question) -> Any:
+        return next(indices for batch, indices, _ in self._queue if batch == question.batch)
+
+    def _failure(self, batch: int, error: Exception, note: Any) -> _Failure:
+        return _Failure(error, note)
+
+
+def _differ(before: list[Sample] | Exception, now: list[Sample] | Exception) -> bool:
+    if isinstance(before, Exception) or isinstance(now, Exception):
+        return type(before) is not type(now)
+    return before != now

@@ -1,0 +1,139 @@
+"""headrace's DataLoader: torch's, with the data loading done in C++ where that gives the same bits."""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch.utils.data
+from torch.utils.data import Dataset, Sampler
+
+from headrace._core import BufferPool
+from headrace.iterator import MainProcessIterator, WorkerIterator
+from headrace.route import Explanation, decide
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """Takes the place of :class:`torch.utils.data.DataLoader`; the same batches, bit for bit.
+
+    For torchvision's ImageFolder (and Subset of it) with torchvision's transforms, batches are made
+    by threads in C++. Everything else runs on torch's own workers, unchanged. :meth:`explain` says
+    which path is taken.
+
+    Args:
+        dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
+            drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
+            prefetch_factor, persistent_workers, pin_memory_device, in_order: as torch's. On the
+            native path `num_workers` names random streams, no processes: the batches are those that
+            torch gives with as many workers.
+        threads: decoding threads on the native path. None: as many as this process may use cores.
+        read_budget_bytes: compressed bytes read ahead at most, in bytes.
+
+    Raises:
+        ValueError, TypeError: as torch's constructor; and for `threads` or `read_budget_bytes`
+            below 1.
+
+    Iteration yields `[images, labels]`: on the native path images of shape [batch, 3, height,
+    width], float32 or uint8 as the transform ends, and int64 labels of shape [batch], on the CPU.
+    Their memory is theirs for as long as they are held, and is used again when they are freed.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[T_co]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        threads: int | None = None,
+        read_budget_bytes: int = 64 << 20,
+    ) -> None:
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, or None for all cores; got {threads}")
+        if read_budget_bytes < 1:
+            raise ValueError(f"read_budget_bytes must be at least 1; got {read_budget_bytes}")
+        self.threads = threads
+        self.read_budget_bytes = read_budget_bytes
+        self._pool: tuple[int, BufferPool] | None = None
+        self._last_iterator: MainProcessIterator | WorkerIterator | None = None
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+
+    def explain(self) -> Explanation:
+        """Prints which path the next iteration takes and the first object that decided it.
+
+        Returns:
+            The same as an object: `path` ("native" or "torch"), `reason`, `culprit`.
+        """
+        explanation, _ = decide(self)
+        print(explanation)
+        return explanation
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the latest native iteration, running or over; empty before one.
+
+        Returns:
+            `reader`, `threads`, `io_threads`; `stages`: for "read", "decode" and "transform" the
+            `items` and `bytes` that passed, `busy_ns` and `waiting_ns` (nanoseconds, summed over
+            threads); `batches` handed out; `consumer_wait_ns`: how long next() waited in all;
+            `ready_batches_sum`: ready batches seen by each next(), summed (divide by `batches` for
+            the mean: near 0 means that the loader is the bottleneck); `questions`: samples that
+            torch and Pillow computed; `rollbacks`: times that planned draws were taken back.
+        """
+        return {} if self._last_iterator is None else self._last_iterator.stats()
+
+    def _get_iterator(self) -> Any:
+        explanation, recipe = decide(self)
+        if not explanation.native:
+            return super()._get_iterator()
+        kind = WorkerIterator if self.num_workers > 0 else MainProcessIterator
+        self._last_iterator = kind(self, recipe)
+        return self._last_iterator
+
+    def _thread_count(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+    def _buffer_pool(self) -> BufferPool:
+        """One pool for all iterators; a forked child gets its own, since the lock of the parent's
+        may have been held when the process was copied."""
+        if self._pool is None or self._pool[0] != os.getpid():
+            batches_in_flight = max(1, self.num_workers) * (self.prefetch_factor or 1)
+            self._pool = (os.getpid(), BufferPool(max_idle=2 * (batches_in_flight + 8)))
+        return self._pool[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state["_pool"] = None
+        state["_last_iterator"] = None
+        return state

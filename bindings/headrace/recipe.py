@@ -1,0 +1,188 @@
+"""torchvision's transforms as the JSON pipeline that the C++ core runs.
+
+Only exact types count: a subclass may override anything. What is not known here is no error: the
+caller takes torch's path.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
+
+from headrace._core import Error, Transform
+
+
+class NotNative(Exception):
+    """Why something takes torch's path.
+
+    Attributes:
+        culprit: the object that decided it.
+        reason: in words.
+    """
+
+    def __init__(self, culprit: object, reason: str) -> None:
+        super().__init__(reason)
+        self.culprit = culprit
+        self.reason = reason
+
+
+Op = dict[str, Any]
+
+
+def to_json(transform: Any) -> str:
+    """The pipeline of `transform` for :class:`headrace._core.Transform`.
+
+    Args:
+        transform: a torchvision transform, v1 or v2, or a Compose of them.
+
+    Returns:
+        JSON, as loader/include/headrace/transform.h describes it.
+
+    Raises:
+        NotNative: the first transform that the core does not know, or options that it does not.
+    """
+    ops = [_operation(step) for step in _flatten(transform)]
+    text = json.dumps({"headrace": 1, "ops": ops})
+    try:
+        Transform(text)
+    except Error as error:
+        raise NotNative(transform, str(error)) from error
+    return text
+
+
+def steps_after_geometry(transform: Any) -> list[Any]:
+    """The steps of a native pipeline that treat values only: conversion and what follows, less flips."""
+    geometric = (_resize, _center_crop, _random_resized_crop, _random_horizontal_flip)
+    return [step for step in _flatten(transform) if _OPERATIONS[type(step)] not in geometric]
+
+
+def is_random(recipe: str) -> bool:
+    """Whether the pipeline draws random numbers."""
+    return any(op["op"].startswith("random_") for op in json.loads(recipe)["ops"])
+
+
+def _flatten(transform: Any) -> Iterator[Any]:
+    if type(transform) in (v1.Compose, v2.Compose):
+        _check_untouched(transform)
+        for step in transform.transforms:
+            yield from _flatten(step)
+    else:
+        yield transform
+
+
+def _check_untouched(transform: Any) -> None:
+    """Hooks and replaced methods of one object change what it does without changing its type."""
+    state = vars(transform)
+    if state.get("_forward_hooks") or state.get("_forward_pre_hooks"):
+        raise NotNative(transform, "it has forward hooks")
+    for name in state:
+        if callable(getattr(type(transform), name, None)):
+            raise NotNative(transform, f"its method {name} was replaced")
+
+
+def _operation(transform: Any) -> Op:
+    convert = _OPERATIONS.get(type(transform))
+    if convert is None:
+        raise NotNative(transform, "headrace has no native form of this transform")
+    _check_untouched(transform)
+    try:
+        return convert(transform)
+    except (AttributeError, TypeError, ValueError, IndexError) as error:
+        raise NotNative(transform, f"its options are not understood: {error}") from error
+
+
+def _size(size: Any) -> Any:
+    """An edge length stays one; a sequence of one is one (torchvision's rule for Resize)."""
+    if isinstance(size, int):
+        return size
+    edges = [int(edge) for edge in size]
+    return edges[0] if len(edges) == 1 else edges
+
+
+_INTERPOLATIONS = {
+    "nearest": "nearest",
+    "nearest-exact": "nearest",  # the same filter on PIL images
+    "bilinear": "bilinear",
+    "bicubic": "bicubic",
+    0: "nearest",
+    2: "bilinear",
+    3: "bicubic",
+}
+
+
+def _interpolation(transform: Any) -> str:
+    mode = transform.interpolation
+    name = _INTERPOLATIONS.get(getattr(mode, "value", mode))
+    if name is None:
+        raise NotNative(transform, f"interpolation {mode!r} has no native form")
+    return name
+
+
+def _resize(t: Any) -> Op:
+    op = {"op": "resize", "size": _size(t.size), "interpolation": _interpolation(t)}
+    if t.max_size is not None:
+        op["max_size"] = t.max_size
+    return op
+
+
+def _center_crop(t: Any) -> Op:
+    size = _size(t.size)
+    return {"op": "center_crop", "size": [size, size] if isinstance(size, int) else size}
+
+
+def _random_resized_crop(t: Any) -> Op:
+    # v1 takes the logarithm at each call, v2 at construction: either way it is torch's.
+    log_ratio = getattr(t, "_log_ratio", None)
+    if log_ratio is None:
+        log_ratio = torch.log(torch.tensor(t.ratio))
+    size = _size(t.size)
+    return {
+        "op": "random_resized_crop",
+        "size": [size, size] if isinstance(size, int) else size,
+        "scale": [float(bound) for bound in t.scale],
+        "ratio": [float(bound) for bound in t.ratio],
+        "log_ratio": log_ratio.tolist(),
+        "interpolation": _interpolation(t),
+    }
+
+
+def _random_horizontal_flip(t: Any) -> Op:
+    return {"op": "random_horizontal_flip", "p": float(t.p)}
+
+
+def _to_dtype(t: Any) -> Op:
+    names = {torch.float32: "float32", torch.uint8: "uint8"}
+    if type(t.dtype) is not torch.dtype or t.dtype not in names:
+        raise NotNative(t, f"dtype {t.dtype} has no native form")
+    return {"op": "to_dtype", "dtype": names[t.dtype], "scale": bool(t.scale)}
+
+
+def _normalize(t: Any) -> Op:
+    return {
+        "op": "normalize",
+        "mean": [float(value) for value in t.mean],
+        "std": [float(value) for value in t.std],
+    }
+
+
+_OPERATIONS: dict[type, Callable[[Any], Op]] = {
+    v1.Resize: _resize,
+    v2.Resize: _resize,
+    v1.CenterCrop: _center_crop,
+    v2.CenterCrop: _center_crop,
+    v1.RandomResizedCrop: _random_resized_crop,
+    v2.RandomResizedCrop: _random_resized_crop,
+    v1.RandomHorizontalFlip: _random_horizontal_flip,
+    v2.RandomHorizontalFlip: _random_horizontal_flip,
+    v1.ToTensor: lambda t: {"op": "to_tensor"},
+    v2.ToTensor: lambda t: {"op": "to_tensor"},
+    v1.PILToTensor: lambda t: {"op": "pil_to_tensor"},
+    v2.PILToTensor: lambda t: {"op": "pil_to_tensor"},
+    v2.ToImage: lambda t: {"op": "to_image"},
+    v2.ToDtype: _to_dtype,
+    v1.Normalize: _normalize,
+    v2.Normalize: _normalize,
+}

@@ -1,0 +1,136 @@
+"""Which path a loader takes, and why."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torchvision
+from torch.utils.data import Subset, default_collate
+from torch.utils.data._utils import collate as torch_collate
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+
+from headrace import selfcheck
+from headrace.recipe import NotNative, to_json
+
+if TYPE_CHECKING:
+    from headrace.loader import DataLoader
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The path that a loader takes.
+
+    Attributes:
+        path: "native" or "torch".
+        reason: why, in words.
+        culprit: the first object that prevented the native path; None when it is native.
+    """
+
+    path: str
+    reason: str
+    culprit: object = None
+
+    @property
+    def native(self) -> bool:
+        """Whether batches come from headrace's own threads."""
+        return self.path == "native"
+
+    def __str__(self) -> str:
+        if self.native:
+            return f"native path: {self.reason}"
+        return f"torch path, because of {_describe(self.culprit)}: {self.reason}"
+
+
+def _describe(culprit: object) -> str:
+    if isinstance(culprit, str):
+        return culprit
+    text = " ".join(repr(culprit).split())
+    if len(text) > 120:
+        text = f"{type(culprit).__module__}.{type(culprit).__qualname__}"
+    return text
+
+
+def decide(loader: "DataLoader[Any]") -> tuple[Explanation, str]:
+    """The path of `loader` as it stands now, and the recipe of its transform ("" on torch's path)."""
+    try:
+        recipe = _native_recipe(loader)
+    except NotNative as refusal:
+        return Explanation("torch", refusal.reason, refusal.culprit), ""
+    return Explanation("native", "dataset, transforms and collate are known to headrace"), recipe
+
+
+def _native_recipe(loader: "DataLoader[Any]") -> str:
+    _check_arguments(loader)
+    folder = image_folder_of(loader.dataset)
+    _check_folder(folder)
+    _check_collate(loader.collate_fn)
+    _check_process()
+    recipe = to_json(folder.transform)
+    selfcheck.check(recipe, folder.transform)
+    return recipe
+
+
+def _check_arguments(loader: "DataLoader[Any]") -> None:
+    if loader.batch_sampler is None:
+        raise NotNative("batch_size=None", "samples are not collated into batches")
+    if loader.worker_init_fn is not None:
+        raise NotNative(loader.worker_init_fn, "worker_init_fn may change what a worker draws")
+    if loader.num_workers > 0 and not loader.prefetch_factor:
+        raise NotNative("prefetch_factor=0", "torch refuses it at iteration")
+    if loader.num_workers == 0 and loader.timeout:
+        raise NotNative("timeout", "torch refuses it without workers")
+
+
+def image_folder_of(dataset: Any) -> ImageFolder:
+    """The ImageFolder under any number of Subsets.
+
+    Raises:
+        NotNative: something else is there.
+    """
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if type(dataset) is not ImageFolder:
+        raise NotNative(dataset, "only torchvision's ImageFolder itself and Subset of it are native")
+    return dataset
+
+
+def _check_folder(folder: ImageFolder) -> None:
+    if folder.loader is not default_loader:
+        raise NotNative(folder.loader, "the folder's loader is not torchvision's default_loader")
+    if folder.target_transform is not None:
+        raise NotNative(folder.target_transform, "target_transform is Python code")
+    if folder.transform is None:
+        raise NotNative(folder, "without a transform the samples are PIL images")
+
+
+def _check_collate(collate_fn: object) -> None:
+    if collate_fn is not default_collate:
+        raise NotNative(collate_fn, "only default_collate is native")
+    # Users may extend or replace the functions that default_collate dispatches to, by type.
+    registry = torch_collate.default_collate_fn_map
+    expected = {
+        tuple: None,
+        torch.Tensor: torch_collate.collate_tensor_fn,
+        torchvision.tv_tensors.Image: torch_collate.collate_tensor_fn,
+        int: torch_collate.collate_int_fn,
+    }
+    for element_type, function in expected.items():
+        found = registry.get(element_type) or next(
+            (value for key, value in registry.items() if issubclass(element_type, key)), None
+        )
+        if found is not function:
+            raise NotNative(found, f"default_collate has another function for {element_type}")
+
+
+def _check_process() -> None:
+    if torchvision.get_image_backend() != "PIL":
+        raise NotNative(
+            f"image backend {torchvision.get_image_backend()}", "it decodes otherwise than Pillow"
+        )
+    if torch.get_default_dtype() != torch.float32:
+        raise NotNative(f"default dtype {torch.get_default_dtype()}", "ToTensor would follow it")
+    if torch.get_default_device().type != "cpu":
+        raise NotNative(
+            f"default device {torch.get_default_device()}", "random draws would be made there"
+        )

@@ -1,0 +1,149 @@
+// The loader's engine: batches of sample lists in, finished batches out, in order.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "headrace/buffer.h"
+#include "headrace/field.h"
+#include "headrace/random.h"
+#include "headrace/source.h"
+#include "headrace/transform.h"
+
+namespace headrace {
+
+struct EngineOptions {
+  /// Decoding and transforming threads, at least 1.
+  int threads = 1;
+  /// Threads that read files, at least 1.
+  int io_threads = 4;
+  /// Compressed bytes read ahead at most, in bytes. One larger sample passes when alone.
+  std::size_t read_budget_bytes = std::size_t{64} << 20;
+  /// Batches begun and not yet handed out, at most.
+  std::size_t max_batches_in_flight = 2;
+  /// Images of more pixels are doubtful: Pillow's MAX_IMAGE_PIXELS.
+  std::uint64_t pixel_limit = 89'478'485;
+  /// Memory for the batches.
+  std::shared_ptr<BufferPool> pool;
+};
+
+/// One array of a batch: shape [rows, spec.shape...], C order, at `memory`.
+struct Field {
+  FieldSpec spec;
+  Buffer memory;
+};
+
+/// A finished batch. Its memory is the caller's until the last copy of each Buffer is gone.
+struct Batch {
+  std::uint64_t id = 0;
+  std::int64_t rows = 0;
+  /// The transform's field, then "label" (int64). None when a row failed or the batch is opaque.
+  std::vector<Field> fields;
+  /// The row that the oracle gave up (see Engine::fail): the batch has no data. Lower rows were
+  /// fine, higher ones were not looked at.
+  std::optional<std::int64_t> failed_row;
+  /// The batch's random stream after its last draw.
+  RandomStream random_after;
+};
+
+/// A sample that the engine will not judge: damaged, of another format, unreadable, or planned
+/// within the uncertainty of torch's arithmetic. Whoever drives the engine (in Python: the installed
+/// torchvision and Pillow) computes it and calls answer() or fail().
+struct Question {
+  std::uint64_t batch = 0;
+  std::int64_t row = 0;
+  bool whole_batch = false;  ///< an opaque batch; `row` is 0 and `sample` empty
+  Sample sample;
+  std::string reason;
+  /// The random stream just before this sample's own draws.
+  RandomStream random;
+};
+
+/// Counters since construction. Times are summed over threads.
+struct EngineStats {
+  struct Stage {
+    std::string name;              ///< "read", "decode", "transform"
+    std::uint64_t items = 0;       ///< samples that passed
+    std::uint64_t bytes = 0;       ///< bytes that came out
+    std::uint64_t busy_ns = 0;     ///< working
+    std::uint64_t waiting_ns = 0;  ///< read only: held back by read_budget_bytes
+  };
+  std::string reader;  ///< "pread"
+  int threads = 0;
+  int io_threads = 0;
+  std::vector<Stage> stages;
+  std::uint64_t batches = 0;            ///< handed out
+  std::uint64_t consumer_wait_ns = 0;   ///< next() waited for data
+  std::uint64_t ready_batches_sum = 0;  ///< ready batches seen by each next(), summed
+  std::uint64_t questions = 0;          ///< samples that were not judged here
+  std::uint64_t rollbacks = 0;          ///< times that plans were taken back
+};
+
+/// Loads batches: reads, decodes and transforms the samples of each on threads of its own.
+///
+/// Random streams stand for torch's workers: each batch is submitted to one, and its draws are made
+/// as if that stream's batches were worked on one after another. Results depend on neither threads
+/// nor timing.
+///
+/// submit(), next() and the answers are for one driving thread at a time; stop() and stats() may be
+/// called from any.
+class Engine {
+ public:
+  /// @param streams  one random stream a virtual worker.
+  /// @throws Error{kInvalidArgument}: an option out of range, no stream, no pool.
+  Engine(EngineOptions options, Transform transform, std::vector<RandomStream> streams);
+  struct Parts;  // the reader and the executor, for tests
+  Engine(EngineOptions options, Transform transform, std::vector<RandomStream> streams,
+         Parts parts);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Begins a batch. Never blocks.
+  /// @returns the batch's id; ids count up from 0 by one, and next() hands them out in that order.
+  /// @throws Error{kInvalidArgument}: max_batches_in_flight are in flight, or no such stream.
+  std::uint64_t submit(std::size_t stream, std::vector<Sample> samples);
+
+  /// Begins a batch that is computed elsewhere, as a whole: it takes its turn in the stream as a
+  /// Question for row 0. It has no fields.
+  std::uint64_t submit_opaque(std::size_t stream, std::string reason);
+
+  struct Timeout {};
+  using Event = std::variant<Timeout, Question, Batch>;
+
+  /// Waits for the oldest batch, or for a question about any batch.
+  /// The same question comes again until it is answered.
+  /// @throws Error{kInvalidArgument}: no batch is in flight. Error{kStopped}: stop() was called.
+  Event next(std::chrono::milliseconds timeout);
+
+  /// The sample of the open question is this. Labels are in place already.
+  /// @param image         the finished field, exactly one row's bytes; empty for an opaque batch.
+  /// @param random_after  the stream after the sample's draws.
+  void answer(const Question& question, std::span<const std::byte> image,
+              const RandomStream& random_after);
+  /// The sample of the open question cannot be had: its batch ends there.
+  void fail(const Question& question, const RandomStream& random_after);
+
+  /// Sets where the stream stands before its oldest batch in flight. If the stream is elsewhere,
+  /// what was planned ahead is planned again. For streams that other code draws from too.
+  void rewind(std::size_t stream, const RandomStream& random);
+
+  std::size_t in_flight() const;
+  EngineStats stats() const;
+
+  /// Ends all work; wakes next(). Idempotent.
+  void stop();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,26 @@
+// What a batch is made of: named arrays with a constant row.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace headrace {
+
+enum class Dtype { kUint8, kFloat32, kInt64 };
+
+/// Bytes of one element.
+std::size_t dtype_bytes(Dtype dtype) noexcept;
+
+/// One field of a sample, e.g. {"image", kFloat32, {3, 224, 224}}. An empty shape is a scalar.
+struct FieldSpec {
+  std::string name;
+  Dtype dtype = Dtype::kUint8;
+  std::vector<std::int64_t> shape;
+
+  /// Bytes of one sample's row.
+  std::size_t row_bytes() const noexcept;
+};
+
+}  // namespace headrace

@@ -1,0 +1,64 @@
+// JPEG files to RGB pixels, bit for bit as Pillow gives them, or a doubt.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace headrace {
+
+struct ImageSize {
+  int width = 0;
+  int height = 0;
+  bool operator==(const ImageSize&) const = default;
+};
+
+/// 8-bit RGB, interleaved, rows without padding: shape [height, width, 3].
+struct RgbImage {
+  ImageSize size;
+  std::vector<std::uint8_t> pixels;
+
+  /// Sets the size; keeps the memory when it suffices. The pixels are then unspecified.
+  void reshape(ImageSize new_size);
+};
+
+/// Why a file is left to Pillow, in words for people ("no end-of-image marker").
+struct Doubt {
+  std::string reason;
+};
+
+/// Reads the structure of a whole JPEG file, every marker up to the end of the image, without
+/// decoding. Gives the size, or a doubt about anything that Pillow might refuse or read otherwise
+/// than libjpeg does: other formats, stray markers, a missing end, 12 bits, arithmetic coding,
+/// incomplete progressive scans, two components, ...
+/// @param file         whole compressed file; borrowed for the call.
+/// @param pixel_limit  more pixels than this are doubtful (Pillow's MAX_IMAGE_PIXELS).
+/// Cheap beside decoding (a memchr over the entropy-coded data). Never blocks, never throws on data.
+std::variant<ImageSize, Doubt> inspect_jpeg(std::span<const std::byte> file,
+                                            std::uint64_t pixel_limit);
+
+/// Decodes files that inspect_jpeg() accepted. One decoder per thread.
+class JpegDecoder {
+ public:
+  JpegDecoder();
+  ~JpegDecoder();
+  JpegDecoder(JpegDecoder&&) noexcept;
+  JpegDecoder& operator=(JpegDecoder&&) noexcept;
+
+  /// Decodes the whole image as Pillow's `Image.open(f).convert("RGB")` would; grayscale, CMYK and
+  /// YCCK included.
+  /// @param file  whole compressed file that inspect_jpeg() accepted; borrowed for the call.
+  /// @param out   reshaped and overwritten; unspecified after an error.
+  /// @throws Error{kDoubtfulData}: libjpeg failed or warned, so that Pillow must decide.
+  void decode(std::span<const std::byte> file, RgbImage& out);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,63 @@
+// What there is to load: samples as byte ranges with labels.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace headrace {
+
+/// One sample: where its compressed bytes lie, and its label.
+struct Sample {
+  static constexpr std::uint64_t kWholeFile = ~std::uint64_t{0};
+
+  std::string path;
+  std::uint64_t offset = 0;
+  std::uint64_t size = kWholeFile;  ///< bytes, or kWholeFile: from `offset` to the end
+  std::int64_t label = 0;
+  std::int64_t index = 0;  ///< in the dataset; for messages
+};
+
+class Source {
+ public:
+  virtual ~Source() = default;
+  virtual std::int64_t size() const noexcept = 0;
+  /// @param index  in [0, size()).
+  /// @throws Error{kInvalidArgument}: outside that range.
+  virtual Sample sample(std::int64_t index) const = 0;
+};
+
+/// A list of files with labels.
+class FileListSource final : public Source {
+ public:
+  struct Entry {
+    std::string path;
+    std::int64_t label = 0;
+  };
+  explicit FileListSource(std::vector<Entry> entries);
+  std::int64_t size() const noexcept override;
+  Sample sample(std::int64_t index) const override;
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+/// A directory with one folder per class, in the order and with the class indices of
+/// torchvision.datasets.ImageFolder (torchvision/datasets/folder.py: make_dataset): classes sorted by
+/// name; in each, folders and then files sorted, links followed, the extensions of IMG_EXTENSIONS.
+class ImageFolderSource final : public Source {
+ public:
+  /// @throws Error{kNotFound}: no such directory, no class folders in it, or a class without images;
+  /// the message says which and what to do.
+  explicit ImageFolderSource(const std::string& root);
+
+  std::int64_t size() const noexcept override;
+  Sample sample(std::int64_t index) const override;
+  const std::vector<std::string>& classes() const noexcept { return classes_; }
+
+ private:
+  std::vector<std::string> classes_;
+  FileListSource files_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,109 @@
+// torchvision's transforms on one image: compressed bytes and a random stream in, one field out.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "headrace/field.h"
+#include "headrace/jpeg.h"
+#include "headrace/random.h"
+
+namespace headrace {
+
+enum class Filter { kNearest, kBilinear, kBicubic };
+
+/// One resolved step of a plan, on pixels: no randomness is left in it.
+struct PlanStep {
+  enum class Kind {
+    kCrop,    ///< keep [left, left+width) x [top, top+height); outside the image is black
+    kResize,  ///< to width x height with `filter`, as Pillow's Image.resize
+    kFlip,    ///< mirror left to right
+  };
+  Kind kind = Kind::kCrop;
+  int left = 0;
+  int top = 0;
+  int width = 0;   ///< of the result
+  int height = 0;  ///< of the result
+  Filter filter = Filter::kBilinear;
+
+  bool operator==(const PlanStep&) const = default;
+};
+
+/// Everything that randomness and the image's size decide.
+struct Plan {
+  std::vector<PlanStep> steps;
+  /// The plan could come out otherwise within the accuracy of torch's exp, or torchvision would
+  /// fail on it: the installed torchvision must compute this sample. Empty when there is no doubt.
+  std::string doubt;
+};
+
+/// Scratch memory of one thread.
+struct TransformScratch {
+  RgbImage image[2];
+  std::vector<std::uint8_t> intermediate;
+};
+
+/// A pipeline of torchvision's operations. Immutable; one instance serves all threads.
+///
+/// JSON form: `{"headrace": 1, "ops": [{"op": "random_resized_crop", "size": [224, 224]}, ...]}`.
+/// Unknown operations, options and values are refused. Options with `=` may be left out:
+///
+///     resize                  size: [height, width], or the length of the shorter edge;
+///                             max_size=null: limit of the longer edge, with a shorter edge only;
+///                             interpolation="bilinear" | "nearest" | "bicubic"
+///     center_crop             size: [height, width]
+///     random_resized_crop     size: [height, width]; scale=[0.08, 1]; ratio=[3/4, 4/3];
+///                             log_ratio: float32 logarithms of ratio, computed when left out
+///                             (torch's own may differ in the last bit); interpolation="bilinear"
+///     random_horizontal_flip  p=0.5
+///     to_tensor               float32: value / 255
+///     pil_to_tensor           uint8
+///     to_image                uint8
+///     to_dtype                dtype: "float32" | "uint8"; scale=false: as v2.ToDtype
+///     normalize               mean, std: 1 or 3 numbers each, on float32
+///
+/// Beside "ops" may stand "resize_passes", the order of a resize's two passes, which shows in the
+/// last bit of pixels: "by_size" (Pillow 13, the default), "width_first_unless_tall" (12.3) or
+/// "width_first" (up to 12.1).
+///
+/// One conversion to a tensor is needed. resize and the crops must come before it (torchvision's
+/// tensor kernels differ from Pillow's), to_dtype and normalize after it, the flip anywhere.
+class Transform {
+ public:
+  /// @throws Error{kInvalidArgument}: not JSON, an unknown operation or option, or a pipeline whose
+  /// result has no constant shape or is no tensor; the message names the operation.
+  static Transform from_json(std::string_view json);
+  /// The same pipeline: from_json(to_json()) gives the same fields to the last bit.
+  std::string to_json() const;
+
+  /// The field that it makes: "image", uint8 or float32, shape [3, height, width].
+  const FieldSpec& output() const noexcept;
+
+  /// Makes the draws for one image, in torchvision's order. Cheap; depends on the size alone.
+  /// With a doubt in the plan `random` is where it was before.
+  Plan plan(ImageSize size, RandomStream& random) const;
+
+  /// Applies `plan` to decoded pixels and writes the finished field.
+  /// @param image    as decoded, of the size that the plan was made for; not part of `scratch`.
+  /// @param dst      output().row_bytes() bytes, aligned for its dtype, fully overwritten.
+  /// @throws Error{kInvalidArgument}: a plan or a `dst` that does not belong to this transform.
+  void run(const RgbImage& image, const Plan& plan, TransformScratch& scratch,
+           std::span<std::byte> dst) const;
+
+  /// All in one, for a single image (a serving program): inspect, plan, decode, run.
+  /// @param file  whole JPEG file.
+  /// @throws Error{kDoubtfulData}: only Pillow and torchvision may judge this image. `random` is
+  /// then where it was before.
+  void apply(std::span<const std::byte> file, RandomStream& random, std::span<std::byte> dst) const;
+
+ private:
+  struct Impl;
+  explicit Transform(std::shared_ptr<const Impl> impl);
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,440 @@
+#include "headrace/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include "engine_parts.h"
+#include "executor.h"
+#include "headrace/error.h"
+#include "headrace/jpeg.h"
+#include "plan_stream.h"
+#include "pread_reader.h"
+#include "reader.h"
+#include "slot_ring.h"
+
+namespace headrace {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kImageField = 0;
+constexpr std::size_t kLabelField = 1;
+
+std::uint64_t nanoseconds_since(Clock::time_point start) {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+}
+
+// A read's ticket says which row of which batch it is for.
+constexpr unsigned kRowBits = 24;
+
+std::uint64_t make_ticket(std::uint64_t batch, std::size_t row) { return batch << kRowBits | row; }
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message, {.stage = "engine"});
+}
+
+struct StageCounter {
+  std::atomic<std::uint64_t> items{0};
+  std::atomic<std::uint64_t> bytes{0};
+  std::atomic<std::uint64_t> busy_ns{0};
+
+  void add(std::uint64_t out_bytes, Clock::time_point start) {
+    items.fetch_add(1, std::memory_order_relaxed);
+    bytes.fetch_add(out_bytes, std::memory_order_relaxed);
+    busy_ns.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);
+  }
+  EngineStats::Stage read(std::string name) const {
+    return {.name = std::move(name), .items = items, .bytes = bytes, .busy_ns = busy_ns};
+  }
+};
+
+}  // namespace
+
+struct Engine::Impl {
+  struct Row {
+    Sample sample;
+    ReadBuffer bytes;  // from arrival to the end of decoding
+  };
+
+  /// A batch in flight. Stands still in memory, since tasks refer to it.
+  struct Job {
+    std::uint64_t id = 0;
+    std::size_t stream = 0;
+    bool opaque = false;
+    std::vector<Row> rows;
+  };
+
+  /// What one worker thread needs for itself.
+  struct Worker {
+    JpegDecoder decoder;
+    RgbImage image;
+    TransformScratch scratch;
+  };
+
+  Impl(EngineOptions engine_options, Transform engine_transform,
+       std::vector<RandomStream> random_streams, Parts parts)
+      : options(std::move(engine_options)),
+        transform(std::move(engine_transform)),
+        ring({transform.output(), {.name = "label", .dtype = Dtype::kInt64, .shape = {}}},
+             options.pool, options.max_batches_in_flight),
+        executor(parts.make_executor()),
+        reader(parts.make_reader([this](ReadResult result) { on_read(std::move(result)); })) {
+    for (const auto& random : random_streams) {
+      streams.emplace_back(random, [this](ImageSize size, RandomStream& stream) {
+        return transform.plan(size, stream);
+      });
+    }
+    workers.resize(static_cast<std::size_t>(executor->workers()));
+  }
+
+  std::uint64_t begin(std::size_t stream, std::vector<Sample> samples, bool opaque);
+  Event take_batch();
+  PlanStream& open_question(const Question& question);
+
+  // All of these need the lock.
+  Job* find(std::uint64_t id);
+  bool front_settled() const;
+  bool asks() const;
+  void carry_out(PlanStream& stream);
+
+  // These take it themselves, on the reader's and the executor's threads.
+  void on_read(ReadResult result) noexcept;
+  void decode(std::uint64_t id, std::size_t row, Worker& worker) noexcept;
+  void publish(std::exception_ptr error) noexcept;
+
+  const EngineOptions options;
+  const Transform transform;
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;  // front_settled(), asks(), stopping or fatal became true
+  bool stopping = false;
+  std::exception_ptr fatal;  // a thread of ours met what it can't attach to a sample
+  SlotRing ring;
+  std::vector<PlanStream> streams;
+  std::deque<std::unique_ptr<Job>> jobs;  // oldest first; ids are consecutive
+
+  StageCounter decode_counter;
+  StageCounter transform_counter;
+  std::uint64_t batches = 0;
+  std::uint64_t consumer_wait_ns = 0;
+  std::uint64_t ready_batches_sum = 0;
+  std::uint64_t questions = 0;
+
+  // Destroyed in this order, last first: the reader still writes into its buffers and calls
+  // on_read(), which hands work to the executor, whose tasks write into the ring's memory.
+  std::vector<Worker> workers;
+  std::unique_ptr<Executor> executor;
+  std::unique_ptr<Reader> reader;
+};
+
+std::uint64_t Engine::Impl::begin(std::size_t stream, std::vector<Sample> samples, bool opaque) {
+  if (stream >= streams.size()) refuse("no random stream " + std::to_string(stream));
+  if (samples.size() >= std::size_t{1} << kRowBits) refuse("a batch of more than 16 million rows");
+  if (ring.full()) {
+    refuse("max_batches_in_flight (" + std::to_string(options.max_batches_in_flight) +
+           ") batches are in flight: take one with next() first");
+  }
+  auto job = std::make_unique<Job>();
+  job->id = ring.begin(samples.size());
+  job->stream = stream;
+  job->opaque = opaque;
+  job->rows.resize(samples.size());
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    const auto label = ring.row(job->id, kLabelField, i);
+    std::memcpy(label.data(), &samples[i].label, label.size());
+    job->rows[i].sample = std::move(samples[i]);
+  }
+  jobs.push_back(std::move(job));
+  return jobs.back()->id;
+}
+
+Engine::Event Engine::Impl::take_batch() {
+  const std::unique_ptr<Job> job = std::move(jobs.front());
+  jobs.pop_front();
+  PlanStream::Outcome outcome = streams[job->stream].pop();
+  SlotRing::Slot slot = ring.lease();
+  Batch batch{.id = job->id,
+              .rows = static_cast<std::int64_t>(job->rows.size()),
+              .fields = {},
+              .failed_row = {},
+              .random_after = outcome.random_after};
+  if (outcome.failed_row) {
+    batch.failed_row = static_cast<std::int64_t>(*outcome.failed_row);
+  } else if (!job->opaque) {
+    for (std::size_t i = 0; i < slot.fields.size(); ++i) {
+      batch.fields.push_back({ring.fields()[i], std::move(slot.fields[i])});
+    }
+  }
+  ++batches;
+  return batch;
+}
+
+PlanStream& Engine::Impl::open_question(const Question& question) {
+  const Job* job = find(question.batch);
+  if (job != nullptr) {
+    PlanStream& stream = streams[job->stream];
+    const auto open = stream.question();
+    if (open && open->batch == question.batch &&
+        open->row == static_cast<std::size_t>(question.row)) {
+      return stream;
+    }
+  }
+  refuse("batch " + std::to_string(question.batch) + " has no open question about row " +
+         std::to_string(question.row));
+}
+
+Engine::Impl::Job* Engine::Impl::find(std::uint64_t id) {
+  if (jobs.empty() || id < jobs.front()->id) return nullptr;
+  return jobs[static_cast<std::size_t>(id - jobs.front()->id)].get();
+}
+
+bool Engine::Impl::front_settled() const {
+  return !jobs.empty() && streams[jobs.front()->stream].settled(jobs.front()->id);
+}
+
+bool Engine::Impl::asks() const {
+  return std::ranges::any_of(streams, [](const PlanStream& stream) { return stream.asks(); });
+}
+
+void Engine::Impl::carry_out(PlanStream& stream) {
+  if (stopping) return;
+  for (const auto& action : stream.take_actions()) {
+    Row& row = find(action.batch)->rows[action.row];
+    switch (action.kind) {
+      case PlanStream::Action::Kind::kDecode:
+        executor->submit([this, id = action.batch, index = action.row](int worker) {
+          decode(id, index, workers[static_cast<std::size_t>(worker)]);
+        });
+        break;
+      case PlanStream::Action::Kind::kRead:
+        reader->submit(make_ticket(action.batch, action.row), row.sample, /*urgent=*/true);
+        break;
+      case PlanStream::Action::Kind::kRelease:
+        row.bytes = {};
+        break;
+    }
+  }
+  if (front_settled() || stream.asks()) changed.notify_all();
+}
+
+void Engine::Impl::on_read(ReadResult result) noexcept {
+  try {
+    std::variant<ImageSize, Doubt> verdict;
+    if (result.error != 0) {
+      verdict = Doubt{result.what + ": " + std::generic_category().message(result.error)};
+    } else {
+      verdict = inspect_jpeg(result.buffer.bytes(), options.pixel_limit);
+    }
+    const std::uint64_t id = result.ticket >> kRowBits;
+    const std::size_t index = result.ticket & ((std::uint64_t{1} << kRowBits) - 1);
+
+    const std::lock_guard lock(mutex);
+    Job* job = find(id);
+    if (stopping || job == nullptr) return;  // nobody wants it: its batch failed at a lower row
+    PlanStream& stream = streams[job->stream];
+    if (const auto* size = std::get_if<ImageSize>(&verdict)) {
+      if (stream.wanted(id, index)) job->rows[index].bytes = std::move(result.buffer);
+      stream.arrived(id, index, *size);
+    } else {
+      stream.doubtful(id, index, std::get<Doubt>(verdict).reason);
+    }
+    carry_out(stream);
+  } catch (...) {
+    publish(std::current_exception());
+  }
+}
+
+void Engine::Impl::decode(std::uint64_t id, std::size_t index, Worker& worker) noexcept {
+  try {
+    std::unique_lock lock(mutex);
+    if (stopping) return;
+    Job& job = *find(id);  // stays until decoded()
+    PlanStream& stream = streams[job.stream];
+    const Plan& plan = stream.plan(id, index);
+    const auto destination = ring.row(id, kImageField, index);
+    ReadBuffer bytes = std::move(job.rows[index].bytes);
+    lock.unlock();
+
+    std::optional<std::string> doubt;
+    try {
+      const auto start = Clock::now();
+      worker.decoder.decode(bytes.bytes(), worker.image);
+      decode_counter.add(worker.image.pixels.size(), start);
+      const auto decoded = Clock::now();
+      transform.run(worker.image, plan, worker.scratch, destination);
+      transform_counter.add(destination.size(), decoded);
+    } catch (const std::exception& error) {
+      doubt = error.what();  // damage, or no memory: either way the oracle's verdict counts
+    }
+    bytes = {};
+
+    lock.lock();
+    stream.decoded(id, index, std::move(doubt));
+    carry_out(stream);
+  } catch (...) {
+    publish(std::current_exception());
+  }
+}
+
+void Engine::Impl::publish(std::exception_ptr error) noexcept {
+  const std::lock_guard lock(mutex);
+  if (fatal == nullptr) fatal = std::move(error);
+  changed.notify_all();
+}
+
+namespace {
+
+Engine::Parts default_parts(const EngineOptions& options) {
+  return {.make_reader =
+              [options](std::function<void(ReadResult)> on_done) {
+                return make_pread_reader({.threads = options.io_threads,
+                                          .read_budget_bytes = options.read_budget_bytes},
+                                         std::move(on_done));
+              },
+          .make_executor = [options] { return make_executor(options.threads); }};
+}
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, Transform transform, std::vector<RandomStream> streams)
+    : Engine(options, std::move(transform), std::move(streams), default_parts(options)) {}
+
+Engine::Engine(EngineOptions options, Transform transform, std::vector<RandomStream> streams,
+               Parts parts) {
+  if (options.threads < 1) refuse("threads must be at least 1");
+  if (options.io_threads < 1) refuse("io_threads must be at least 1");
+  if (options.read_budget_bytes < 1) refuse("read_budget_bytes must be at least 1");
+  if (options.max_batches_in_flight < 1) refuse("max_batches_in_flight must be at least 1");
+  if (options.pool == nullptr) refuse("a buffer pool is needed");
+  if (streams.empty()) refuse("at least one random stream is needed");
+  impl_ = std::make_unique<Impl>(std::move(options), std::move(transform), std::move(streams),
+                                 std::move(parts));
+}
+
+Engine::~Engine() { stop(); }
+
+std::uint64_t Engine::submit(std::size_t stream, std::vector<Sample> samples) {
+  const std::lock_guard lock(impl_->mutex);
+  const std::size_t rows = samples.size();
+  const std::uint64_t id = impl_->begin(stream, std::move(samples), /*opaque=*/false);
+  impl_->streams[stream].add_batch(id, rows);
+  const auto& job = *impl_->find(id);
+  for (std::size_t i = 0; i < rows; ++i) {
+    impl_->reader->submit(make_ticket(id, i), job.rows[i].sample, /*urgent=*/false);
+  }
+  return id;
+}
+
+std::uint64_t Engine::submit_opaque(std::size_t stream, std::string reason) {
+  const std::lock_guard lock(impl_->mutex);
+  const std::uint64_t id = impl_->begin(stream, {}, /*opaque=*/true);
+  impl_->streams[stream].add_opaque_batch(id, std::move(reason));
+  impl_->carry_out(impl_->streams[stream]);
+  return id;
+}
+
+Engine::Event Engine::next(std::chrono::milliseconds timeout) {
+  std::unique_lock lock(impl_->mutex);
+  Impl& impl = *impl_;
+  if (impl.jobs.empty()) refuse("next() with no batch in flight");
+  for (const auto& job : impl.jobs) {
+    impl.ready_batches_sum += impl.streams[job->stream].settled(job->id) ? 1 : 0;
+  }
+  const auto start = Clock::now();
+  impl.changed.wait_for(lock, timeout, [&] {
+    return impl.stopping || impl.fatal != nullptr || impl.asks() || impl.front_settled();
+  });
+  impl.consumer_wait_ns += nanoseconds_since(start);
+  if (impl.fatal != nullptr) std::rethrow_exception(impl.fatal);
+  if (impl.stopping) throw Error(ErrorCode::kStopped, "stopped", {.stage = "engine"});
+
+  // Questions first: rows behind an open one have no plan yet, so that the threads would run dry.
+  for (const auto& job : impl.jobs) {
+    auto open = impl.streams[job->stream].question();
+    if (!open || open->batch != job->id) continue;
+    return Question{.batch = open->batch,
+                    .row = static_cast<std::int64_t>(open->row),
+                    .whole_batch = job->opaque,
+                    .sample = job->opaque ? Sample{} : job->rows[open->row].sample,
+                    .reason = std::move(open->reason),
+                    .random = open->random};
+  }
+  if (impl.front_settled()) return impl.take_batch();
+  return Timeout{};
+}
+
+void Engine::answer(const Question& question, std::span<const std::byte> image,
+                    const RandomStream& random_after) {
+  const std::lock_guard lock(impl_->mutex);
+  PlanStream& stream = impl_->open_question(question);
+  const std::size_t row = static_cast<std::size_t>(question.row);
+  const bool opaque = impl_->find(question.batch)->opaque;
+  const std::size_t row_bytes = opaque ? 0 : impl_->transform.output().row_bytes();
+  if (image.size() != row_bytes) {
+    refuse("an answer of " + std::to_string(image.size()) + " bytes for a row of " +
+           std::to_string(row_bytes));
+  }
+  if (!opaque) {
+    std::ranges::copy(image, impl_->ring.row(question.batch, kImageField, row).begin());
+  }
+  stream.answered(question.batch, row, /*failed=*/false, random_after);
+  ++impl_->questions;
+  impl_->carry_out(stream);
+}
+
+void Engine::fail(const Question& question, const RandomStream& random_after) {
+  const std::lock_guard lock(impl_->mutex);
+  PlanStream& stream = impl_->open_question(question);
+  stream.answered(question.batch, static_cast<std::size_t>(question.row), /*failed=*/true,
+                  random_after);
+  ++impl_->questions;
+  impl_->carry_out(stream);
+}
+
+void Engine::rewind(std::size_t stream, const RandomStream& random) {
+  const std::lock_guard lock(impl_->mutex);
+  if (stream >= impl_->streams.size()) refuse("no random stream " + std::to_string(stream));
+  impl_->streams[stream].rewind(random);
+  impl_->carry_out(impl_->streams[stream]);
+}
+
+std::size_t Engine::in_flight() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->jobs.size();
+}
+
+EngineStats Engine::stats() const {
+  const std::lock_guard lock(impl_->mutex);
+  const ReaderStats read = impl_->reader->stats();
+  EngineStats stats{.reader = std::string(read.name),
+                    .threads = impl_->executor->workers(),
+                    .io_threads = impl_->options.io_threads,
+                    .stages = {{.name = "read",
+                                .items = read.reads,
+                                .bytes = read.bytes,
+                                .busy_ns = read.busy_ns,
+                                .waiting_ns = read.wait_budget_ns},
+                               impl_->decode_counter.read("decode"),
+                               impl_->transform_counter.read("transform")},
+                    .batches = impl_->batches,
+                    .consumer_wait_ns = impl_->consumer_wait_ns,
+                    .ready_batches_sum = impl_->ready_batches_sum,
+                    .questions = impl_->questions};
+  for (const auto& stream : impl_->streams) stats.rollbacks += stream.rollbacks();
+  return stats;
+}
+
+void Engine::stop() {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->stopping = true;
+  impl_->changed.notify_all();
+}
+
+}  // namespace headrace

@@ -1,0 +1,119 @@
+#include "jpeg_metadata.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace headrace {
+namespace {
+
+using Bytes = std::span<const std::uint8_t>;
+using namespace std::string_view_literals;
+
+bool starts_with(Bytes bytes, std::string_view prefix) {
+  return bytes.size() >= prefix.size() &&
+         std::equal(prefix.begin(), prefix.end(), bytes.begin(),
+                    [](char a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; });
+}
+
+/// Unsigned numbers in either byte order. Reading beyond the end is the caller's mistake.
+struct Numbers {
+  Bytes bytes;
+  bool big_endian = true;
+
+  std::uint32_t u16(std::size_t at) const {
+    const std::uint32_t a = bytes[at];
+    const std::uint32_t b = bytes[at + 1];
+    return big_endian ? a << 8 | b : b << 8 | a;
+  }
+  std::uint32_t u32(std::size_t at) const {
+    return big_endian ? u16(at) << 16 | u16(at + 2) : u16(at + 2) << 16 | u16(at);
+  }
+};
+
+/// Pillow walks the image resource blocks; running out of bytes is caught everywhere but at the
+/// length byte of a block's name.
+bool photoshop_name_is_cut(Bytes segment) {
+  const Numbers numbers{segment};
+  std::size_t at = "Photoshop 3.0\0"sv.size();
+  while (at < segment.size() && starts_with(segment.subspan(at), "8BIM")) {
+    at += 6;  // signature and code
+    if (at >= segment.size()) return at == segment.size();
+    at += 1 + segment[at];
+    at += at & 1;
+    if (at + 4 > segment.size()) return false;
+    at += 4 + std::size_t{numbers.u32(at)};
+    at += at & 1;
+  }
+  return false;
+}
+
+/// Pillow evaluates two tags of the first directory. They are harmless when they have the types
+/// that the EXIF standard gives them; everything else in the directory is never evaluated.
+bool resolution_tags_are_regular(Bytes tiff) {
+  const bool big_endian = starts_with(tiff, "MM\0*"sv);
+  if (tiff.size() < 8 || !(big_endian || starts_with(tiff, "II*\0"sv))) return false;
+  const Numbers numbers{tiff, big_endian};
+  const std::size_t directory = numbers.u32(4);
+  if (directory + 2 > tiff.size()) return false;
+
+  constexpr std::size_t kEntrySize = 12;
+  const std::size_t entries = directory + 2;
+  const std::size_t count = numbers.u16(directory);
+  if (entries + count * kEntrySize > tiff.size()) return false;
+  for (std::size_t at = entries; at < entries + count * kEntrySize; at += kEntrySize) {
+    const std::uint32_t tag = numbers.u16(at);
+    const std::uint32_t type = numbers.u16(at + 2);
+    constexpr std::uint32_t kXResolution = 0x011A, kResolutionUnit = 0x0128;
+    constexpr std::uint32_t kShort = 3, kRational = 5;
+    if (tag != kXResolution && tag != kResolutionUnit) continue;
+    if (type != (tag == kXResolution ? kRational : kShort) || numbers.u32(at + 4) != 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string_view JpegMetadata::add(std::uint8_t marker, Bytes payload) {
+  switch (marker) {
+    case 0xE0:
+      if (!starts_with(payload, "JFIF")) break;
+      if (payload.size() < 7) return "JFIF segment is too short";
+      if (payload.size() >= 12 && (payload[7] == 1 || payload[7] == 2)) has_resolution_ = true;
+      break;
+    case 0xE1:
+      if (!starts_with(payload, "Exif\0\0"sv)) break;
+      ++exif_segments_;
+      exif_ = payload.subspan(6);
+      break;
+    case 0xE2:
+      // Multi-picture indexes (MPF) are parsed too, but whatever they hold, the first picture is
+      // what Pillow decodes.
+      if (starts_with(payload, "ICC_PROFILE\0"sv) && payload.size() < 14) {
+        return "ICC segment is too short";
+      }
+      break;
+    case 0xED:
+      if (starts_with(payload, "Photoshop 3.0\0"sv) && photoshop_name_is_cut(payload)) {
+        return "Photoshop segment is cut off";
+      }
+      break;
+    case 0xEE:
+      if (starts_with(payload, "Adobe") && payload.size() < 7) {
+        return "Adobe segment is too short";
+      }
+      break;
+    default:
+      break;
+  }
+  return {};
+}
+
+std::string_view JpegMetadata::judge_exif() const {
+  if (has_resolution_ || exif_segments_ == 0) return {};
+  if (exif_segments_ > 1) return "EXIF in several segments";
+  return resolution_tags_are_regular(exif_) ? ""sv : "irregular EXIF"sv;
+}
+
+}  // namespace headrace

@@ -1,0 +1,285 @@
+#include "plan_stream.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+namespace headrace {
+
+RandomStream PlanStream::Position::stream() const {
+  RandomStream stream = *base;
+  stream.skip(words);
+  return stream;
+}
+
+PlanStream::PlanStream(RandomStream random, Planner planner)
+    : random_(random),
+      base_(std::make_shared<RandomStream>(random)),
+      planner_(std::move(planner)) {}
+
+void PlanStream::add_batch(std::uint64_t id, std::size_t rows) {
+  Batch& batch = batches_.emplace_back();
+  batch.id = id;
+  batch.rows.resize(rows);
+  advance();
+}
+
+void PlanStream::add_opaque_batch(std::uint64_t id, std::string reason) {
+  Batch& batch = batches_.emplace_back();
+  batch.id = id;
+  Row& row = batch.rows.emplace_back();
+  row.state = RowState::kDoubtful;
+  row.read_pending = false;
+  row.doubt = std::move(reason);
+  advance();
+}
+
+void PlanStream::arrived(std::uint64_t batch, std::size_t row_index, ImageSize size) {
+  Row& row = find(batch).rows[row_index];
+  row.read_pending = false;
+  if (row.state != RowState::kReading) return;
+  row.state = RowState::kArrived;
+  row.size = size;
+  advance();
+}
+
+void PlanStream::doubtful(std::uint64_t batch, std::size_t row_index, std::string reason) {
+  Row& row = find(batch).rows[row_index];
+  row.read_pending = false;
+  if (row.state != RowState::kReading) return;
+  row.state = RowState::kDoubtful;
+  row.doubt = std::move(reason);
+  advance();
+}
+
+void PlanStream::decoded(std::uint64_t batch_id, std::size_t row_index,
+                         std::optional<std::string> doubt) {
+  Batch& batch = find(batch_id);
+  Row& row = batch.rows[row_index];
+  assert(row.decode_pending);
+  row.decode_pending = false;
+  --batch.decodes_pending;
+  const bool stale = std::exchange(row.stale, false);
+  if (row.state == RowState::kDropped) return;
+  if (doubt) {
+    row.state = RowState::kDoubtful;
+    row.doubt = std::move(*doubt);
+  } else if (stale) {
+    read_again(batch, row_index);
+  } else {
+    row.state = RowState::kDone;
+  }
+  advance();
+}
+
+void PlanStream::answered(std::uint64_t batch_id, std::size_t row_index, bool failed,
+                          const RandomStream& random_after) {
+  assert(settle_cursor_.batch < batches_.size());
+  Batch& batch = batches_[settle_cursor_.batch];
+  Row& row = batch.rows[row_index];
+  assert(batch.id == batch_id && settle_cursor_.row == row_index);
+  assert(row.state == RowState::kDoubtful);
+  (void)batch_id;
+
+  row.state = failed ? RowState::kFailed : RowState::kAnswered;
+  if (!failed && row.planned && row.after.stream().same_position(random_after)) {
+    advance();
+    return;
+  }
+  // The stream goes on from elsewhere than was assumed, so all later plans are void.
+  if (row.planned) ++rollbacks_;
+  if (failed) {
+    batch.failed_row = row_index;
+    drop_rows(batch, row_index + 1);
+  } else {
+    take_back(batch, row_index + 1);
+  }
+  for (std::size_t i = settle_cursor_.batch + 1; i < batches_.size(); ++i) {
+    take_back(batches_[i], 0);
+  }
+  restart_from(random_after);
+  if (failed) {
+    batch.end = position();
+    plan_cursor_ = {settle_cursor_.batch + 1, 0};
+  } else {
+    plan_cursor_ = {settle_cursor_.batch, row_index + 1};
+  }
+  advance();
+}
+
+void PlanStream::rewind(const RandomStream& random) {
+  const RandomStream expected = batches_.empty() ? random_ : batches_.front().start.stream();
+  if (expected.same_position(random)) return;
+  if (plan_cursor_.batch > 0 || plan_cursor_.row > 0) ++rollbacks_;
+  for (auto& batch : batches_) take_back(batch, 0);
+  plan_cursor_ = {};
+  settle_cursor_ = {};
+  restart_from(random);
+  advance();
+}
+
+const Plan& PlanStream::plan(std::uint64_t batch, std::size_t row) const {
+  return find(batch).rows[row].plan;
+}
+
+bool PlanStream::wanted(std::uint64_t batch, std::size_t row) const {
+  return find(batch).rows[row].state == RowState::kReading;
+}
+
+std::vector<PlanStream::Action> PlanStream::take_actions() { return std::exchange(actions_, {}); }
+
+bool PlanStream::asks() const {
+  return settle_cursor_.batch < batches_.size() &&
+         batches_[settle_cursor_.batch].rows[settle_cursor_.row].state == RowState::kDoubtful;
+}
+
+std::optional<PlanStream::Question> PlanStream::question() const {
+  if (!asks()) return std::nullopt;
+  const Batch& batch = batches_[settle_cursor_.batch];
+  const Row& row = batch.rows[settle_cursor_.row];
+  // Without a plan the plan cursor stands here too, and random_ with it.
+  return Question{.batch = batch.id,
+                  .row = settle_cursor_.row,
+                  .reason = row.doubt,
+                  .random = row.planned ? row.before.stream() : random_};
+}
+
+bool PlanStream::settled(std::uint64_t id) const {
+  const Batch& batch = find(id);
+  const bool passed =
+      settle_cursor_.batch == batches_.size() || batches_[settle_cursor_.batch].id > id;
+  return passed && batch.decodes_pending == 0;
+}
+
+PlanStream::Outcome PlanStream::pop() {
+  assert(!batches_.empty() && settled(batches_.front().id));
+  const Batch batch = std::move(batches_.front());
+  batches_.pop_front();
+  --plan_cursor_.batch;
+  --settle_cursor_.batch;
+  return {.failed_row = batch.failed_row, .random_after = batch.end.stream()};
+}
+
+const PlanStream::Batch& PlanStream::find(std::uint64_t id) const {
+  const auto it = std::ranges::find(batches_, id, &Batch::id);
+  assert(it != batches_.end());
+  return *it;
+}
+
+PlanStream::Batch& PlanStream::find(std::uint64_t id) {
+  return const_cast<Batch&>(std::as_const(*this).find(id));
+}
+
+PlanStream::Position PlanStream::position() const {
+  return {base_, random_.words_drawn() - base_->words_drawn()};
+}
+
+void PlanStream::restart_from(const RandomStream& random) {
+  random_ = random;
+  base_ = std::make_shared<RandomStream>(random);
+}
+
+bool PlanStream::plan_row(Batch& batch, std::size_t row_index) {
+  Row& row = batch.rows[row_index];
+  if (row.state != RowState::kArrived) return false;
+  row.before = position();
+  row.plan = planner_(row.size, random_);
+  if (!row.plan.doubt.empty()) {
+    restart_from(row.before.stream());
+    row.state = RowState::kDoubtful;
+    row.doubt = row.plan.doubt;
+    actions_.push_back({Action::Kind::kRelease, batch.id, row_index});
+    return false;
+  }
+  row.after = position();
+  row.planned = true;
+  row.state = RowState::kDecoding;
+  row.decode_pending = true;
+  ++batch.decodes_pending;
+  actions_.push_back({Action::Kind::kDecode, batch.id, row_index});
+  return true;
+}
+
+void PlanStream::take_back(Batch& batch, std::size_t first_row) {
+  if (first_row == 0) batch.start = {};
+  if (batch.failed_row && *batch.failed_row >= first_row) batch.failed_row.reset();
+  for (std::size_t row = first_row; row < batch.rows.size(); ++row) take_back_row(batch, row);
+}
+
+void PlanStream::take_back_row(Batch& batch, std::size_t row_index) {
+  Row& row = batch.rows[row_index];
+  row.planned = false;
+  switch (row.state) {
+    case RowState::kReading:
+    case RowState::kArrived:
+    case RowState::kDoubtful:
+      break;
+    case RowState::kDecoding:
+      row.stale = true;
+      break;
+    case RowState::kDone:
+      read_again(batch, row_index);
+      break;
+    case RowState::kAnswered:
+    case RowState::kFailed:
+      row.state = RowState::kDoubtful;
+      break;
+    case RowState::kDropped:
+      if (row.decode_pending) {
+        row.state = RowState::kDecoding;
+        row.stale = true;
+      } else {
+        read_again(batch, row_index);
+      }
+      break;
+  }
+}
+
+void PlanStream::drop_rows(Batch& batch, std::size_t first_row) {
+  for (std::size_t i = first_row; i < batch.rows.size(); ++i) {
+    Row& row = batch.rows[i];
+    if (row.state == RowState::kArrived) {
+      actions_.push_back({Action::Kind::kRelease, batch.id, i});
+    }
+    row.state = RowState::kDropped;
+    row.planned = false;
+  }
+}
+
+void PlanStream::read_again(Batch& batch, std::size_t row_index) {
+  Row& row = batch.rows[row_index];
+  row.state = RowState::kReading;
+  if (std::exchange(row.read_pending, true)) return;
+  actions_.push_back({Action::Kind::kRead, batch.id, row_index});
+}
+
+void PlanStream::advance() {
+  for (; plan_cursor_.batch < batches_.size(); ++plan_cursor_.batch, plan_cursor_.row = 0) {
+    Batch& batch = batches_[plan_cursor_.batch];
+    if (batch.start.base == nullptr) {
+      restart_from(random_);  // a base for each batch keeps the way to any of its rows short
+      batch.start = position();
+    }
+    while (plan_cursor_.row < batch.rows.size() && plan_row(batch, plan_cursor_.row)) {
+      ++plan_cursor_.row;
+    }
+    if (plan_cursor_.row < batch.rows.size()) break;
+    batch.end = position();
+  }
+  for (; settle_cursor_.batch < batches_.size(); ++settle_cursor_.batch, settle_cursor_.row = 0) {
+    const Batch& batch = batches_[settle_cursor_.batch];
+    const auto final_row = [&](std::size_t row) {
+      return batch.rows[row].state == RowState::kDone ||
+             batch.rows[row].state == RowState::kAnswered;
+    };
+    while (settle_cursor_.row < batch.rows.size() && final_row(settle_cursor_.row)) {
+      ++settle_cursor_.row;
+    }
+    if (settle_cursor_.row < batch.rows.size() &&
+        batch.rows[settle_cursor_.row].state != RowState::kFailed) {
+      break;
+    }
+  }
+}
+
+}  // namespace headrace

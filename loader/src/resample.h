@@ -1,0 +1,61 @@
+// Pillow's geometry on 8-bit RGB pixels: resize, crop, mirror.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "headrace/jpeg.h"
+#include "headrace/transform.h"
+
+namespace headrace {
+
+/// Borrowed RGB pixels whose rows lie `stride` bytes apart: an image, or a crop of one.
+struct RgbView {
+  const std::uint8_t* pixels = nullptr;
+  std::size_t stride = 0;
+  ImageSize size;
+
+  const std::uint8_t* row(int y) const noexcept {
+    return pixels + static_cast<std::size_t>(y) * stride;
+  }
+};
+
+/// Which pass Pillow runs first when both axes change. Pixels are rounded in between, so
+/// the order shows.
+enum class PassOrder {
+  kWidthFirst,            ///< up to Pillow 12.1
+  kWidthFirstUnlessTall,  ///< Pillow 12.3: but not where a height of over 100 widths shrinks
+  kBySize,                ///< Pillow 13: height first when it loses over twice what the width loses
+};
+
+struct Window {
+  int left = 0;
+  int top = 0;
+  int width = 0;
+  int height = 0;
+
+  bool inside(ImageSize size) const noexcept;
+};
+
+RgbView view_of(const RgbImage& image) noexcept;
+
+/// The part of `view` that `window` names; it must lie inside.
+RgbView part_of(const RgbView& view, const Window& window) noexcept;
+
+/// Bit for bit `Image.resize(size, filter).crop(window)` of Pillow's 8-bit code: the window is cut
+/// while resizing, so that what lies outside of it costs nothing.
+/// @param window        must lie inside `size`.
+/// @param order         that the installed Pillow has.
+/// @param intermediate  scratch memory, kept between calls.
+/// @param out           reshaped to the window; must not be what `source` borrows from.
+void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder order,
+            const Window& window, std::vector<std::uint8_t>& intermediate, RgbImage& out);
+
+/// Copies `window`; what lies outside of the source is black.
+void crop(const RgbView& source, const Window& window, RgbImage& out);
+
+/// Mirrors left to right.
+void flip(const RgbView& source, RgbImage& out);
+
+}  // namespace headrace

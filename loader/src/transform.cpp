@@ -1,0 +1,268 @@
+#include "headrace/transform.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "headrace/error.h"
+#include "resample.h"
+#include "transform_impl.h"
+
+namespace headrace {
+namespace {
+
+[[noreturn]] void refuse(const char* operation, const std::string& why) {
+  throw Error(ErrorCode::kInvalidArgument, std::string(operation) + ": " + why,
+              {.stage = "transform"});
+}
+
+/// Follows the operations with the shape, the type and the value of each possible pixel.
+class Checker {
+ public:
+  Checker() {
+    for (auto& channel : values_) {
+      for (std::size_t i = 0; i < channel.size(); ++i) channel[i] = static_cast<float>(i);
+    }
+  }
+
+  void operator()(const ResizeExact& op) { give_size(op.kName, op.size); }
+  void operator()(const CenterCrop& op) { give_size(op.kName, op.size); }
+  void operator()(const RandomResizedCrop& op) { give_size(op.kName, op.size); }
+  void operator()(const ResizeShorterEdge& op) {
+    need_pixels(op.kName);
+    size_.reset();
+    size_lost_by_ = op.kName;
+  }
+  void operator()(const RandomHorizontalFlip&) {}
+
+  void operator()(const ToTensor& op) {
+    become_tensor(op.kName);
+    dtype_ = Dtype::kFloat32;
+    each_value([](float value) { return value / 255.0f; });
+  }
+  void operator()(const PilToTensor& op) { become_tensor(op.kName); }
+  void operator()(const ToImage& op) { become_tensor(op.kName); }
+
+  void operator()(const ToDtype& op) {
+    need_tensor(op.kName);
+    if (op.dtype == dtype_) return;
+    dtype_ = op.dtype;
+    if (dtype_ == Dtype::kFloat32) {
+      if (op.scale) each_value([](float value) { return value * static_cast<float>(1.0 / 255); });
+      return;
+    }
+    each_value([&op](float value) {
+      if (op.scale) value *= 255.999f;
+      // What becomes of others depends on torch's kernel.
+      if (!(value >= 0.0f && value < 256.0f)) refuse(op.kName, "values outside of uint8");
+      return static_cast<float>(static_cast<std::uint8_t>(value));
+    });
+  }
+
+  void operator()(const Normalize& op) {
+    need_tensor(op.kName);
+    if (dtype_ != Dtype::kFloat32) refuse(op.kName, "needs float32 values");
+    for (std::size_t channel = 0; channel < values_.size(); ++channel) {
+      const auto of_channel = [channel](const std::vector<double>& list) {
+        return static_cast<float>(list.size() == 1 ? list[0] : list[channel]);
+      };
+      const float mean = of_channel(op.mean);
+      const float std = of_channel(op.std);
+      if (std == 0.0f) refuse(op.kName, "std is zero in float32");
+      for (float& value : values_[channel]) value = (value - mean) / std;
+    }
+  }
+
+  void finish(Pipeline& pipeline) const {
+    if (!tensor_) refuse("pipeline", "ends without to_tensor, pil_to_tensor or to_image");
+    if (!size_) refuse(size_lost_by_, "the size of the result depends on the image");
+    pipeline.output = {"image", dtype_, {3, size_->height, size_->width}};
+    pipeline.float_values = values_;
+    if (dtype_ == Dtype::kFloat32) return;
+    for (std::size_t channel = 0; channel < values_.size(); ++channel) {
+      std::ranges::transform(values_[channel], pipeline.byte_values[channel].begin(),
+                             [](float value) { return static_cast<std::uint8_t>(value); });
+    }
+  }
+
+ private:
+  void need_pixels(const char* operation) const {
+    if (tensor_) refuse(operation, "on tensors torchvision uses other filters than Pillow");
+  }
+  void need_tensor(const char* operation) const {
+    if (!tensor_) refuse(operation, "needs a tensor");
+  }
+  void give_size(const char* operation, ImageSize size) {
+    need_pixels(operation);
+    size_ = size;
+  }
+  void become_tensor(const char* operation) {
+    if (tensor_) refuse(operation, "the image is a tensor already");
+    tensor_ = true;
+  }
+  template <typename Function>
+  void each_value(const Function& function) {
+    for (auto& channel : values_) std::ranges::transform(channel, channel.begin(), function);
+  }
+
+  std::optional<ImageSize> size_;
+  const char* size_lost_by_ = "pipeline";
+  bool tensor_ = false;
+  Dtype dtype_ = Dtype::kUint8;
+  ValueTable<float> values_;
+};
+
+/// Interleaved pixels to planes of values.
+template <typename T>
+void write_planes(const RgbView& view, const ValueTable<T>& values, bool mirrored, T* dst) {
+  const auto width = static_cast<std::size_t>(view.size.width);
+  const auto height = static_cast<std::size_t>(view.size.height);
+  const std::ptrdiff_t step = mirrored ? -3 : 3;
+  for (std::size_t y = 0; y < height; ++y) {
+    const std::uint8_t* pixel =
+        view.row(static_cast<int>(y)) + (mirrored ? 3 * (width - 1) : std::size_t{0});
+    T* red = dst + y * width;
+    T* green = red + height * width;
+    T* blue = green + height * width;
+    for (std::size_t x = 0; x < width; ++x, pixel += step) {
+      red[x] = values[0][pixel[0]];
+      green[x] = values[1][pixel[1]];
+      blue[x] = values[2][pixel[2]];
+    }
+  }
+}
+
+/// The picture on its way through a plan: a view, copied only when a step must.
+class Canvas {
+ public:
+  Canvas(const RgbImage& image, PassOrder pass_order, TransformScratch& scratch)
+      : view_(view_of(image)), pass_order_(pass_order), scratch_(scratch) {}
+
+  /// Mirrored in the memory when a later step asks for it, else while the result is written.
+  void mirror() { mirrored_ = !mirrored_; }
+
+  void crop(const Window& window) {
+    settle_mirror();
+    if (window.inside(view_.size)) {
+      view_ = part_of(view_, window);
+    } else {
+      headrace::crop(view_, window, spare());
+      adopt_spare();
+    }
+  }
+
+  void resize(ImageSize size, Filter filter, const Window& window) {
+    settle_mirror();
+    if (size == view_.size) return crop(window);
+    headrace::resize(view_, size, filter, pass_order_, window, scratch_.intermediate, spare());
+    adopt_spare();
+  }
+
+  const RgbView& view() const { return view_; }
+  bool mirrored() const { return mirrored_; }
+
+ private:
+  void settle_mirror() {
+    if (!std::exchange(mirrored_, false)) return;
+    flip(view_, spare());
+    adopt_spare();
+  }
+
+  RgbImage& spare() { return scratch_.image[spare_]; }
+  void adopt_spare() {
+    view_ = view_of(spare());
+    spare_ = 1 - spare_;
+  }
+
+  RgbView view_;
+  PassOrder pass_order_;
+  TransformScratch& scratch_;
+  int spare_ = 0;
+  bool mirrored_ = false;
+};
+
+Window window_of(const PlanStep& step) { return {step.left, step.top, step.width, step.height}; }
+
+void apply_steps(const std::vector<PlanStep>& steps, Canvas& canvas) {
+  for (auto step = steps.begin(); step != steps.end(); ++step) {
+    switch (step->kind) {
+      case PlanStep::Kind::kFlip:
+        canvas.mirror();
+        break;
+      case PlanStep::Kind::kCrop:
+        canvas.crop(window_of(*step));
+        break;
+      case PlanStep::Kind::kResize: {
+        const PlanStep& full = *step;
+        const ImageSize size{full.width, full.height};
+        Window window{0, 0, size.width, size.height};
+        // What the next step would cut away need not be computed.
+        const auto next = std::next(step);
+        if (next != steps.end() && next->kind == PlanStep::Kind::kCrop &&
+            window_of(*next).inside(size)) {
+          window = window_of(*next);
+          step = next;
+        }
+        canvas.resize(size, full.filter, window);
+        break;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Transform::Transform(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+Transform Transform::from_json(std::string_view json) {
+  auto impl = std::make_shared<Impl>();
+  impl->recipe = parse_recipe(json);
+  Checker checker;
+  for (const Operation& operation : impl->recipe.operations) std::visit(checker, operation);
+  checker.finish(*impl);
+  return Transform(std::move(impl));
+}
+
+std::string Transform::to_json() const { return write_recipe(impl_->recipe); }
+
+const FieldSpec& Transform::output() const noexcept { return impl_->output; }
+
+void Transform::run(const RgbImage& image, const Plan& plan, TransformScratch& scratch,
+                    std::span<std::byte> dst) const {
+  Canvas canvas(image, impl_->recipe.pass_order, scratch);
+  apply_steps(plan.steps, canvas);
+  const FieldSpec& output = impl_->output;
+  const RgbView& view = canvas.view();
+  if (dst.size() != output.row_bytes() || view.size.height != output.shape[1] ||
+      view.size.width != output.shape[2]) {
+    throw Error(ErrorCode::kInvalidArgument, "the plan or the destination is another transform's",
+                {.stage = "transform"});
+  }
+  if (output.dtype == Dtype::kFloat32) {
+    write_planes(view, impl_->float_values, canvas.mirrored(),
+                 reinterpret_cast<float*>(dst.data()));
+  } else {
+    write_planes(view, impl_->byte_values, canvas.mirrored(),
+                 reinterpret_cast<std::uint8_t*>(dst.data()));
+  }
+}
+
+void Transform::apply(std::span<const std::byte> file, RandomStream& random,
+                      std::span<std::byte> dst) const {
+  const auto doubt = [](const char* stage, const std::string& reason) {
+    return Error(ErrorCode::kDoubtfulData, reason, {.stage = stage});
+  };
+  const auto inspected = inspect_jpeg(file, static_cast<std::uint64_t>(kPixelLimit));
+  if (const auto* found = std::get_if<Doubt>(&inspected)) throw doubt("decode", found->reason);
+
+  RandomStream draws = random;
+  const Plan made = plan(std::get<ImageSize>(inspected), draws);
+  if (!made.doubt.empty()) throw doubt("transform", made.doubt);
+  RgbImage image;
+  JpegDecoder().decode(file, image);
+  TransformScratch scratch;
+  run(image, made, scratch, dst);
+  random = draws;
+}
+
+}  // namespace headrace

@@ -1,0 +1,96 @@
+// What a Transform holds: the operations as written, and what follows from them alone.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "headrace/field.h"
+#include "headrace/jpeg.h"
+#include "headrace/transform.h"
+#include "resample.h"
+
+namespace headrace {
+
+/// More pixels than Pillow opens without a warning: such an image or crop is left to Pillow.
+constexpr std::int64_t kPixelLimit = 89'478'485;
+
+// The operations, under torchvision's names. kName is the JSON name.
+struct ResizeExact {
+  static constexpr const char* kName = "resize";
+  ImageSize size;
+  Filter filter = Filter::kBilinear;
+};
+struct ResizeShorterEdge {
+  static constexpr const char* kName = "resize";
+  int edge = 0;
+  std::optional<int> max_size;
+  Filter filter = Filter::kBilinear;
+};
+struct CenterCrop {
+  static constexpr const char* kName = "center_crop";
+  ImageSize size;
+};
+struct RandomResizedCrop {
+  static constexpr const char* kName = "random_resized_crop";
+  ImageSize size;
+  std::array<double, 2> scale{};
+  std::array<double, 2> ratio{};
+  std::array<float, 2> log_ratio{};
+  Filter filter = Filter::kBilinear;
+};
+struct RandomHorizontalFlip {
+  static constexpr const char* kName = "random_horizontal_flip";
+  double p = 0.5;
+};
+struct ToTensor {
+  static constexpr const char* kName = "to_tensor";
+};
+struct PilToTensor {
+  static constexpr const char* kName = "pil_to_tensor";
+};
+struct ToImage {
+  static constexpr const char* kName = "to_image";
+};
+struct ToDtype {
+  static constexpr const char* kName = "to_dtype";
+  Dtype dtype = Dtype::kFloat32;
+  bool scale = false;
+};
+struct Normalize {
+  static constexpr const char* kName = "normalize";
+  std::vector<double> mean;
+  std::vector<double> std;
+};
+
+using Operation =
+    std::variant<ResizeExact, ResizeShorterEdge, CenterCrop, RandomResizedCrop,
+                 RandomHorizontalFlip, ToTensor, PilToTensor, ToImage, ToDtype, Normalize>;
+
+/// For each channel, what becomes of each pixel value.
+template <typename T>
+using ValueTable = std::array<std::array<T, 256>, 3>;
+
+/// What the JSON text says.
+struct Recipe {
+  PassOrder pass_order = PassOrder::kBySize;
+  std::vector<Operation> operations;
+};
+
+struct Pipeline {
+  Recipe recipe;
+  FieldSpec output;
+  // The one that fits output.dtype is used.
+  ValueTable<float> float_values{};
+  ValueTable<std::uint8_t> byte_values{};
+};
+struct Transform::Impl : Pipeline {};
+
+Recipe parse_recipe(std::string_view json);
+std::string write_recipe(const Recipe& recipe);
+
+}  // namespace headrace

@@ -1,0 +1,267 @@
+// Transforms as JSON text. The only file that knows the JSON library.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "headrace/error.h"
+#include "transform_impl.h"
+
+namespace headrace {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormatVersion = 1;
+
+constexpr std::array<std::pair<Filter, const char*>, 3> kFilters{{
+    {Filter::kNearest, "nearest"},
+    {Filter::kBilinear, "bilinear"},
+    {Filter::kBicubic, "bicubic"},
+}};
+
+constexpr std::array<std::pair<PassOrder, const char*>, 3> kPassOrders{{
+    {PassOrder::kWidthFirst, "width_first"},
+    {PassOrder::kWidthFirstUnlessTall, "width_first_unless_tall"},
+    {PassOrder::kBySize, "by_size"},
+}};
+
+constexpr std::array<std::pair<Dtype, const char*>, 2> kDtypes{{
+    {Dtype::kUint8, "uint8"},
+    {Dtype::kFloat32, "float32"},
+}};
+
+template <typename Names, typename Value>
+const char* name_in(const Names& names, Value value) {
+  return std::ranges::find(names, value, &Names::value_type::first)->second;
+}
+
+[[noreturn]] void refuse(const std::string& where, const std::string& why) {
+  throw Error(ErrorCode::kInvalidArgument, where + ": " + why, {.stage = "transform"});
+}
+
+/// One JSON object whose keys are taken one by one; none may be left over.
+class Options {
+ public:
+  Options(std::string where, Json object) : where_(std::move(where)), object_(std::move(object)) {
+    if (!object_.is_object()) refuse(where_, "is no JSON object");
+  }
+
+  /// Null when the key is absent.
+  Json take_any(const char* key) {
+    const auto found = object_.find(key);
+    if (found == object_.end()) return nullptr;
+    Json value = std::move(*found);
+    object_.erase(found);
+    return value;
+  }
+
+  double take_number(const char* key, double fallback) {
+    const Json value = take_any(key);
+    return value.is_null() ? fallback : number(key, value);
+  }
+
+  bool take_bool(const char* key, bool fallback) {
+    const Json value = take_any(key);
+    if (value.is_null()) return fallback;
+    if (!value.is_boolean()) fail(key, "must be true or false");
+    return value.get<bool>();
+  }
+
+  template <typename Names>
+  auto take_name(const char* key, const Names& names, const char* fallback) {
+    const Json value = take_any(key);
+    const std::string name = value.is_null() ? fallback : value.is_string() ? value : Json("");
+    const auto found = std::ranges::find(names, name, &Names::value_type::second);
+    if (found == names.end()) fail(key, "is none of the known names");
+    return found->first;
+  }
+
+  ImageSize take_size(const char* key) { return image_size(key, take_any(key)); }
+
+  ImageSize image_size(const char* key, const Json& value) const {
+    if (!value.is_array() || value.size() != 2) fail(key, "must be [height, width]");
+    const ImageSize size{edge(key, value[1]), edge(key, value[0])};
+    if (size.width > kPixelLimit / size.height) fail(key, "is too large");
+    return size;
+  }
+
+  int edge(const char* key, const Json& value) const {
+    constexpr int kLargest = 1 << 20;
+    if (!value.is_number_integer() || value < 1 || value > kLargest) {
+      fail(key, "must be made of integers from 1 to 1048576");
+    }
+    return value.get<int>();
+  }
+
+  std::vector<double> take_numbers(const char* key, Json fallback = nullptr) {
+    Json list = take_any(key);
+    if (list.is_null()) list = std::move(fallback);
+    if (!list.is_array()) fail(key, "must be a list of numbers");
+    std::vector<double> numbers;
+    for (const Json& value : list) numbers.push_back(number(key, value));
+    return numbers;
+  }
+
+  /// [low, high], both of which torch can hold in float32.
+  std::array<double, 2> take_range(const char* key, Json fallback) {
+    const std::vector<double> numbers = take_numbers(key, std::move(fallback));
+    if (numbers.size() != 2 || numbers[0] > numbers[1]) fail(key, "must be [low, high]");
+    return {numbers[0], numbers[1]};
+  }
+
+  void finish() const {
+    if (!object_.empty()) refuse(where_, "unknown option " + object_.begin().key());
+  }
+
+  [[noreturn]] void fail(const char* key, const char* why) const {
+    refuse(where_, std::string(key) + " " + why);
+  }
+
+ private:
+  double number(const char* key, const Json& value) const {
+    const double found = value.is_number() ? value.get<double>() : std::nan("");
+    if (!std::isfinite(static_cast<float>(found))) fail(key, "must be made of finite numbers");
+    return found;
+  }
+
+  std::string where_;
+  Json object_;
+};
+
+Filter take_filter(Options& options) {
+  return options.take_name("interpolation", kFilters, "bilinear");
+}
+
+Operation parse_resize(Options& options) {
+  const Json size = options.take_any("size");
+  const Json max_size = options.take_any("max_size");
+  const Filter filter = take_filter(options);
+  if (size.is_array()) {
+    if (!max_size.is_null()) options.fail("max_size", "needs a size that is one integer");
+    return ResizeExact{options.image_size("size", size), filter};
+  }
+  ResizeShorterEdge op{options.edge("size", size), std::nullopt, filter};
+  if (!max_size.is_null()) {
+    op.max_size = options.edge("max_size", max_size);
+    if (*op.max_size <= op.edge) options.fail("max_size", "must be greater than size");
+  }
+  return op;
+}
+
+Operation parse_random_resized_crop(Options& options) {
+  RandomResizedCrop op;
+  op.size = options.take_size("size");
+  op.scale = options.take_range("scale", {0.08, 1.0});
+  if (op.scale[0] < 0.0) options.fail("scale", "must not be negative");
+  op.ratio = options.take_range("ratio", {3.0 / 4.0, 4.0 / 3.0});
+  if (!(static_cast<float>(op.ratio[0]) > 0.0f)) options.fail("ratio", "must be positive");
+  const auto log_of = [](double ratio) { return std::log(static_cast<float>(ratio)); };
+  const auto logs = options.take_range("log_ratio", {log_of(op.ratio[0]), log_of(op.ratio[1])});
+  op.log_ratio = {static_cast<float>(logs[0]), static_cast<float>(logs[1])};
+  op.filter = take_filter(options);
+  return op;
+}
+
+Operation parse_random_horizontal_flip(Options& options) {
+  const double p = options.take_number("p", 0.5);
+  if (p < 0.0 || p > 1.0) options.fail("p", "must lie between 0 and 1");
+  return RandomHorizontalFlip{p};
+}
+
+Operation parse_normalize(Options& options) {
+  Normalize op{options.take_numbers("mean"), options.take_numbers("std")};
+  for (const auto* list : {&op.mean, &op.std}) {
+    if (list->size() != 1 && list->size() != 3) options.fail("mean, std", "need 1 or 3 numbers");
+  }
+  return op;
+}
+
+Operation parse_operation(const std::string& name, Options& options) {
+  if (name == ResizeExact::kName) return parse_resize(options);
+  if (name == CenterCrop::kName) return CenterCrop{options.take_size("size")};
+  if (name == RandomResizedCrop::kName) return parse_random_resized_crop(options);
+  if (name == RandomHorizontalFlip::kName) return parse_random_horizontal_flip(options);
+  if (name == ToTensor::kName) return ToTensor{};
+  if (name == PilToTensor::kName) return PilToTensor{};
+  if (name == ToImage::kName) return ToImage{};
+  if (name == ToDtype::kName) {
+    const Dtype dtype = options.take_name("dtype", kDtypes, "");
+    return ToDtype{dtype, options.take_bool("scale", false)};
+  }
+  if (name == Normalize::kName) return parse_normalize(options);
+  refuse(name, "unknown operation");
+}
+
+Recipe parse_document(const Json& document) {
+  Recipe recipe;
+  Options top("pipeline", document);
+  if (top.take_any("headrace") != kFormatVersion) top.fail("headrace", "must be 1");
+  recipe.pass_order = top.take_name("resize_passes", kPassOrders, "by_size");
+  const Json list = top.take_any("ops");
+  if (!list.is_array()) top.fail("ops", "must be a list");
+  top.finish();
+
+  for (const Json& entry : list) {
+    const std::string name = entry.is_object() ? entry.value("op", "") : "";
+    Options options(name.empty() ? "operation without op" : name, entry);
+    options.take_any("op");
+    recipe.operations.push_back(parse_operation(name, options));
+    options.finish();
+  }
+  return recipe;
+}
+
+Json size_json(ImageSize size) { return {size.height, size.width}; }
+
+struct Writer {
+  Json operator()(const ResizeExact& op) const {
+    return {{"size", size_json(op.size)}, {"interpolation", name_in(kFilters, op.filter)}};
+  }
+  Json operator()(const ResizeShorterEdge& op) const {
+    return {{"size", op.edge},
+            {"max_size", op.max_size ? Json(*op.max_size) : Json(nullptr)},
+            {"interpolation", name_in(kFilters, op.filter)}};
+  }
+  Json operator()(const CenterCrop& op) const { return {{"size", size_json(op.size)}}; }
+  Json operator()(const RandomResizedCrop& op) const {
+    return {{"size", size_json(op.size)},
+            {"scale", op.scale},
+            {"ratio", op.ratio},
+            {"log_ratio", {double{op.log_ratio[0]}, double{op.log_ratio[1]}}},
+            {"interpolation", name_in(kFilters, op.filter)}};
+  }
+  Json operator()(const RandomHorizontalFlip& op) const { return {{"p", op.p}}; }
+  Json operator()(const ToTensor&) const { return Json::object(); }
+  Json operator()(const PilToTensor&) const { return Json::object(); }
+  Json operator()(const ToImage&) const { return Json::object(); }
+  Json operator()(const ToDtype& op) const {
+    return {{"dtype", name_in(kDtypes, op.dtype)}, {"scale", op.scale}};
+  }
+  Json operator()(const Normalize& op) const { return {{"mean", op.mean}, {"std", op.std}}; }
+};
+
+}  // namespace
+
+Recipe parse_recipe(std::string_view json) {
+  try {
+    return parse_document(Json::parse(json));
+  } catch (const Json::exception& error) {
+    refuse("pipeline", error.what());
+  }
+}
+
+std::string write_recipe(const Recipe& recipe) {
+  Json ops = Json::array();
+  for (const Operation& operation : recipe.operations) {
+    Json entry{{"op", std::visit([](const auto& op) { return op.kName; }, operation)}};
+    entry.update(std::visit(Writer(), operation));
+    ops.push_back(std::move(entry));
+  }
+  return Json{{"headrace", kFormatVersion},
+              {"resize_passes", name_in(kPassOrders, recipe.pass_order)},
+              {"ops", std::move(ops)}}
+      .dump();
+}
+
+}  // namespace headrace

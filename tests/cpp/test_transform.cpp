@@ -1,0 +1,272 @@
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "headrace/error.h"
+#include "headrace/transform.h"
+#include "support.h"
+
+using headrace::Dtype;
+using headrace::Error;
+using headrace::ErrorCode;
+using headrace::Filter;
+using headrace::Plan;
+using headrace::PlanStep;
+using headrace::RandomStream;
+using headrace::RgbImage;
+using headrace::Transform;
+using headrace::TransformScratch;
+using headrace::test::contains;
+
+namespace {
+
+Transform pipeline(const std::string& ops) {
+  return Transform::from_json(R"({"headrace": 1, "ops": [)" + ops + "]}");
+}
+
+std::string refusal(const std::string& json) {
+  try {
+    Transform::from_json(json);
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string refusal_of_ops(const std::string& ops) {
+  return refusal(R"({"headrace": 1, "ops": [)" + ops + "]}");
+}
+
+constexpr const char* kResize = R"({"op": "resize", "size": [2, 3]},)";
+
+/// A row of pixels 0, 1, 2, ... in red, 100 more in green, 200 in blue.
+RgbImage ramp(int width, int height) {
+  RgbImage image;
+  image.reshape({width, height});
+  for (std::size_t i = 0; i < image.pixels.size(); ++i) {
+    image.pixels[i] = static_cast<std::uint8_t>(i / 3 + 100 * (i % 3));
+  }
+  return image;
+}
+
+template <typename T>
+std::vector<T> run(const Transform& transform, const RgbImage& image) {
+  RandomStream random(0);
+  const Plan plan = transform.plan(image.size, random);
+  TransformScratch scratch;
+  std::vector<T> out(transform.output().row_bytes() / sizeof(T));
+  transform.run(image, plan, scratch, std::as_writable_bytes(std::span(out)));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("transform describes its field", "[transform]") {
+  const Transform transform = pipeline(std::string(kResize) + R"({"op": "to_tensor"})");
+  REQUIRE(transform.output().name == "image");
+  REQUIRE(transform.output().dtype == Dtype::kFloat32);
+  REQUIRE(transform.output().shape == std::vector<std::int64_t>{3, 2, 3});
+}
+
+TEST_CASE("transform survives a round trip through JSON", "[transform]") {
+  const char* ops = R"(
+      {"op": "resize", "size": 256, "max_size": 400, "interpolation": "bicubic"},
+      {"op": "random_resized_crop", "size": [224, 192], "scale": [0.1, 0.7],
+       "ratio": [0.75, 1.3333333333333333], "log_ratio": [-0.2876821, 0.28768211603164673],
+       "interpolation": "nearest"},
+      {"op": "random_horizontal_flip", "p": 0.3}, {"op": "resize", "size": [7, 5]},
+      {"op": "center_crop", "size": [4, 3]}, {"op": "pil_to_tensor"},
+      {"op": "to_dtype", "dtype": "float32", "scale": true},
+      {"op": "normalize", "mean": [0.1, 0.2, 0.3], "std": [0.7]})";
+  const std::string json = pipeline(ops).to_json();
+  REQUIRE(Transform::from_json(json).to_json() == json);
+  for (const char* part : {"\"max_size\":400", "[0.1,0.7]", "0.28768211603164673", "\"p\":0.3",
+                           "[0.1,0.2,0.3]", "\"bicubic\"", "\"size\":[224,192]"}) {
+    REQUIRE_THAT(json, contains(part));
+  }
+}
+
+TEST_CASE("transform computes log_ratio in float32 when it is left out", "[transform]") {
+  const std::string json =
+      pipeline(R"({"op": "random_resized_crop", "size": [2, 2]}, {"op": "to_image"})").to_json();
+  REQUIRE_THAT(json, contains("\"log_ratio\":[-0.2876820"));
+  REQUIRE_THAT(json, contains("\"scale\":[0.08,1.0]"));
+}
+
+TEST_CASE("transform refuses what it does not know, by name", "[transform]") {
+  const std::string tail = R"(, {"op": "to_tensor"})";
+  REQUIRE_THAT(refusal("nonsense"), contains("parse error"));
+  REQUIRE_THAT(refusal(R"({"headrace": 2, "ops": []})"), contains("headrace must be 1"));
+  REQUIRE_THAT(refusal(R"({"headrace": 1, "ops": [], "more": 1})"), contains("more"));
+  REQUIRE_THAT(refusal_of_ops(R"({"op": "color_jitter"})"), contains("color_jitter"));
+  REQUIRE_THAT(refusal_of_ops(R"({"op": "to_tensor", "scale": 1})"), contains("scale"));
+  REQUIRE_THAT(refusal_of_ops("3"), contains("without op"));
+  for (const char* resize :
+       {R"({"op": "resize"})", R"({"op": "resize", "size": 0})",
+        R"({"op": "resize", "size": [1, 2, 3]})", R"({"op": "resize", "size": 1.5})",
+        R"({"op": "resize", "size": [1000000, 1000000]})",
+        R"({"op": "resize", "size": [4, 4], "max_size": 5})",
+        R"({"op": "resize", "size": 4, "max_size": 4})",
+        R"({"op": "resize", "size": [4, 4], "interpolation": "lanczos"})"}) {
+    CAPTURE(resize);
+    REQUIRE_THAT(refusal_of_ops(resize + tail), contains("transform: resize: "));
+  }
+  for (const char* options :
+       {R"("scale": [0.5, 0.1])", R"("scale": [-0.5, 0.1])", R"("ratio": [0, 1])",
+        R"("ratio": [1])", R"("scale": [0.1, 1e39])", R"("scale": ["a", "b"])"}) {
+    CAPTURE(options);
+    const std::string op = R"({"op": "random_resized_crop", "size": [4, 4], )";
+    REQUIRE_THAT(refusal_of_ops(op + options + "}" + tail), contains("random_resized_crop: "));
+  }
+  REQUIRE_THAT(refusal_of_ops(R"({"op": "random_horizontal_flip", "p": 1.5})" + tail),
+               contains("random_horizontal_flip: p"));
+}
+
+TEST_CASE("transform refuses a result that is no tensor of constant shape", "[transform]") {
+  REQUIRE_THAT(refusal_of_ops(R"({"op": "resize", "size": 4}, {"op": "to_tensor"})"),
+               contains("resize: the size of the result"));
+  REQUIRE_THAT(refusal_of_ops(R"({"op": "to_tensor"})"), contains("pipeline: the size"));
+  REQUIRE_THAT(refusal_of_ops(R"({"op": "resize", "size": [4, 4]})"), contains("to_tensor"));
+  REQUIRE(refusal_of_ops(R"({"op": "resize", "size": 4}, {"op": "center_crop", "size": [3, 3]},
+                             {"op": "to_tensor"})") == "accepted");
+}
+
+TEST_CASE("transform refuses operations in the wrong place", "[transform]") {
+  const auto after_resize = [](const std::string& ops) { return refusal_of_ops(kResize + ops); };
+  REQUIRE_THAT(after_resize(R"({"op": "to_tensor"}, {"op": "center_crop", "size": [1, 1]})"),
+               contains("center_crop: "));
+  REQUIRE_THAT(after_resize(R"({"op": "to_image"}, {"op": "to_tensor"})"), contains("to_tensor: "));
+  REQUIRE_THAT(after_resize(R"({"op": "to_dtype", "dtype": "float32"}, {"op": "to_image"})"),
+               contains("to_dtype: "));
+  REQUIRE_THAT(after_resize(R"({"op": "to_image"}, {"op": "normalize", "mean": [0], "std": [1]})"),
+               contains("normalize: needs float32"));
+  REQUIRE_THAT(
+      after_resize(R"({"op": "to_tensor"}, {"op": "normalize", "mean": [0], "std": [1e-60]})"),
+      contains("normalize: std is zero"));
+  REQUIRE_THAT(after_resize(R"({"op": "to_tensor"}, {"op": "normalize", "mean": [1], "std": [1]},
+                               {"op": "to_dtype", "dtype": "uint8"})"),
+               contains("to_dtype: values"));
+}
+
+TEST_CASE("plan resizes the shorter edge and truncates the longer one", "[transform]") {
+  const Transform transform =
+      pipeline(R"({"op": "resize", "size": 10, "max_size": 25, "interpolation": "bicubic"},
+                  {"op": "center_crop", "size": [8, 9]}, {"op": "to_tensor"})");
+  RandomStream random(0);
+  const auto resize_of = [&](int width, int height) {
+    return transform.plan({width, height}, random).steps.at(0);
+  };
+  const auto step = [](int width, int height) {
+    return PlanStep{PlanStep::Kind::kResize, 0, 0, width, height, Filter::kBicubic};
+  };
+  REQUIRE(resize_of(30, 50) == step(10, 16));
+  REQUIRE(resize_of(50, 30) == step(16, 10));
+  REQUIRE(resize_of(100, 30) == step(25, 7));  // max_size * 10 / 33
+  REQUIRE(random.words_drawn() == 0);
+}
+
+TEST_CASE("plan centres crops with ties to even and pads less before than after", "[transform]") {
+  const auto left_of = [](int image, int wanted) {
+    const std::string size = "[5, " + std::to_string(wanted) + "]";
+    RandomStream random(0);
+    const Plan plan =
+        pipeline(R"({"op": "center_crop", "size": )" + size + R"(}, {"op": "to_tensor"})")
+            .plan({image, 5}, random);
+    return plan.steps.at(0).left;
+  };
+  REQUIRE(left_of(10, 5) == 2);  // 2.5
+  REQUIRE(left_of(12, 5) == 4);  // 3.5
+  REQUIRE(left_of(5, 10) == -2);
+  REQUIRE(left_of(5, 12) == -3);
+  REQUIRE(left_of(5, 5) == 0);
+}
+
+TEST_CASE("plan doubts what torchvision would fail on, and draws nothing then", "[transform]") {
+  RandomStream random(4);
+  const RandomStream before = random;
+  const Transform flat = pipeline(R"({"op": "random_horizontal_flip"},
+      {"op": "resize", "size": 2, "max_size": 3}, {"op": "center_crop", "size": [1, 1]},
+      {"op": "to_tensor"})");
+  REQUIRE_THAT(flat.plan({5000, 1}, random).doubt, contains("without pixels"));
+  REQUIRE(random.same_position(before));
+
+  const Transform large = pipeline(R"({"op": "resize", "size": 30000},
+      {"op": "center_crop", "size": [1, 1]}, {"op": "to_tensor"})");
+  REQUIRE_THAT(large.plan({5000, 1000}, random).doubt, contains("150000x30000"));
+}
+
+TEST_CASE("plan doubts a crop that hangs on the last bit of exp", "[transform]") {
+  const Transform transform =
+      pipeline(R"({"op": "random_resized_crop", "size": [4, 4]}, {"op": "to_tensor"})");
+  RandomStream random(0);
+  constexpr int kPlans = 200'000;
+  int doubts = 0;
+  for (int i = 0; i < kPlans; ++i) {
+    const RandomStream before = random;
+    if (transform.plan({500, 375}, random).doubt.empty()) continue;
+    ++doubts;
+    REQUIRE(random.same_position(before));
+    random.next_word();
+  }
+  REQUIRE(doubts > 0);
+  REQUIRE(doubts < kPlans / 1'000);
+}
+
+TEST_CASE("run writes planes of plain bytes", "[transform]") {
+  const Transform transform =
+      pipeline(R"({"op": "center_crop", "size": [1, 3]}, {"op": "pil_to_tensor"})");
+  REQUIRE(run<std::uint8_t>(transform, ramp(3, 1)) ==
+          std::vector<std::uint8_t>{0, 1, 2, 100, 101, 102, 200, 201, 202});
+}
+
+TEST_CASE("run divides, subtracts and divides in float32", "[transform]") {
+  const Transform transform = pipeline(R"({"op": "center_crop", "size": [1, 2]},
+      {"op": "to_tensor"}, {"op": "normalize", "mean": [0.5, 0.4, 0.3], "std": [0.2]})");
+  const std::vector<float> out = run<float>(transform, ramp(2, 1));
+  REQUIRE(out[1] == (1 / 255.0f - 0.5f) / 0.2f);
+  REQUIRE(out[2] == (100 / 255.0f - 0.4f) / 0.2f);
+  REQUIRE(out[5] == (201 / 255.0f - 0.3f) / 0.2f);
+}
+
+TEST_CASE("run mirrors before or after other steps, as written", "[transform]") {
+  const char* flip = R"({"op": "random_horizontal_flip", "p": 1},)";
+  const char* crop = R"({"op": "center_crop", "size": [1, 2]},)";
+  const char* tensor = R"({"op": "pil_to_tensor"})";
+  const RgbImage image = ramp(3, 1);  // the crop starts at 0: 0.5 goes to even
+  const auto red = [&](const std::string& ops) {
+    const auto out = run<std::uint8_t>(pipeline(ops), image);
+    return std::vector<std::uint8_t>(out.begin(), out.begin() + 2);
+  };
+  REQUIRE(red(std::string(crop) + tensor) == std::vector<std::uint8_t>{0, 1});
+  REQUIRE(red(std::string(crop) + flip + tensor) == std::vector<std::uint8_t>{1, 0});
+  REQUIRE(red(std::string(flip) + crop + tensor) == std::vector<std::uint8_t>{2, 1});
+  REQUIRE(red(std::string(flip) + crop + flip + tensor) == std::vector<std::uint8_t>{1, 2});
+}
+
+TEST_CASE("run refuses a destination of another size", "[transform]") {
+  const Transform transform =
+      pipeline(R"({"op": "center_crop", "size": [1, 3]}, {"op": "pil_to_tensor"})");
+  RandomStream random(0);
+  const RgbImage image = ramp(3, 1);
+  const Plan plan = transform.plan(image.size, random);
+  TransformScratch scratch;
+  std::vector<std::byte> dst(8);
+  REQUIRE_THROWS_AS(transform.run(image, plan, scratch, dst), Error);
+}
+
+TEST_CASE("apply leaves the stream alone when it doubts the file", "[transform]") {
+  const Transform transform =
+      pipeline(R"({"op": "random_resized_crop", "size": [4, 4]}, {"op": "to_tensor"})");
+  RandomStream random(6);
+  const RandomStream before = random;
+  std::vector<std::byte> dst(transform.output().row_bytes());
+  const std::vector<std::byte> file(100);
+  try {
+    transform.apply(file, random, dst);
+    FAIL("accepted");
+  } catch (const Error& error) {
+    REQUIRE(error.code() == ErrorCode::kDoubtfulData);
+  }
+  REQUIRE(random.same_position(before));
+}
