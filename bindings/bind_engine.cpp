@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,18 +67,47 @@ class EngineHandle {
 
   bool closed() const noexcept { return engine_ == nullptr; }
 
+  /// Engine::next() without the GIL. While it lasts, close() in another thread waits.
+  Engine::Event next(std::chrono::milliseconds timeout) const {
+    Engine& engine = get();
+    Engine::Event event;
+    std::exception_ptr failure;
+    in_next_.lock();
+    PyThreadState* thread = PyEval_SaveThread();
+    try {
+      event = engine.next(timeout);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    in_next_.unlock();  // before the GIL: whoever holds that may be waiting for this
+    // In no destructor: once the interpreter ends, this ends a daemon thread, by unwinding it.
+    PyEval_RestoreThread(thread);
+    if (failure != nullptr) std::rethrow_exception(failure);
+    return event;
+  }
+
+  /// After the end, the last ones.
+  EngineStats stats() const { return closed() ? final_stats_ : get().stats(); }
+
   void close() {
+    if (closed()) return;
     if (process_ != getpid()) {
       (void)engine_.release();  // nothing in it may be touched here; the process is a copy
       return;
     }
+    engine_->stop();
+    final_stats_ = engine_->stats();
     std::unique_ptr<Engine> engine = std::move(engine_);
     const py::gil_scoped_release release;
+    in_next_.lock();  // now nobody is in there any more
+    in_next_.unlock();
     engine.reset();
   }
 
  private:
   std::unique_ptr<Engine> engine_;
+  EngineStats final_stats_;
+  mutable std::mutex in_next_;
   pid_t process_;
 };
 
@@ -97,13 +128,8 @@ py::object next_event(const EngineHandle& handle, std::int64_t timeout_ms) {
   using std::chrono::milliseconds;
   constexpr milliseconds kSlice{20};
   milliseconds left{timeout_ms};
-  Engine& engine = handle.get();
   while (true) {
-    Engine::Event event;
-    {
-      const py::gil_scoped_release release;
-      event = engine.next(std::min(left, kSlice));
-    }
+    Engine::Event event = handle.next(std::min(left, kSlice));
     if (auto* question = std::get_if<Question>(&event)) return py::cast(std::move(*question));
     if (auto* batch = std::get_if<Batch>(&event)) return py::cast(std::move(*batch));
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -158,7 +184,7 @@ py::capsule to_dlpack(const Field& field, std::int64_t rows) {
 }
 
 py::dict stats(const EngineHandle& handle) {
-  const EngineStats stats = handle.get().stats();
+  const EngineStats stats = handle.stats();
   py::dict stages;
   for (const auto& stage : stats.stages) {
     py::dict entry;

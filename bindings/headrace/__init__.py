@@ -1,4 +1,4 @@
-"""headrace keeps a GPU fed: torch's DataLoader, batch for batch and bit for bit, several times faster.
+"""headrace keeps a GPU fed: torch's DataLoader in C++, the same batches bit for bit.
 
 Change one import::
 

@@ -9,20 +9,17 @@ MINIMUM = {"torch": (2, 6), "torchvision": (0, 21)}
 
 def check_requirements() -> None:
     """Raises ImportError that names the missing or too old package and the remedy."""
+    newest = " ".join(f"'{package}>={_text(package)}'" for package in MINIMUM)
+    remedy = f"Install it with: pip install {newest}"
     for package, minimum in MINIMUM.items():
-        wanted = ".".join(map(str, minimum))
-        remedy = f"Install it with: pip install 'torch>={_text('torch')}' 'torchvision>={_text('torchvision')}'"
+        wanted = f"headrace needs {package} {_text(package)} or newer"
         try:
             version = importlib.import_module(package).__version__
         except ImportError as error:
-            raise ImportError(
-                f"headrace needs {package} {wanted} or newer, which cannot be imported ({error}). {remedy}"
-            ) from error
+            raise ImportError(f"{wanted}, which cannot be imported ({error}). {remedy}") from error
         numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
         if numbers < minimum:
-            raise ImportError(
-                f"headrace needs {package} {wanted} or newer, and {version} is installed. {remedy}"
-            )
+            raise ImportError(f"{wanted}, and {version} is installed. {remedy}")
 
 
 def _text(package: str) -> str:

@@ -1,9 +1,9 @@
 """The native iterators: torch's bookkeeping on top, the C++ engine below.
 
-Both are subclasses of torch's own base iterator, which makes its draws (base_seed), its warnings and
-its profiler record in its constructor and ``__next__``. They advance the sampler exactly when torch
-does, name a random stream for each virtual worker, and let torch itself compute what the engine
-will not judge.
+Both are subclasses of torch's own base iterator, which makes its draws (base_seed), its warnings
+and its profiler record in its constructor and ``__next__``. They advance the sampler exactly when
+torch does, name a random stream for each virtual worker, and let torch itself compute what the
+engine will not judge.
 """
 
 import atexit
@@ -54,54 +54,46 @@ def _close_all() -> None:
 class _NativeIterator(_BaseDataLoaderIter):
     """What both kinds share: resolving indices, waiting, and asking torch."""
 
+    _engine: Engine  # from _start() on
+
     def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
-        self._engine: Engine | None = None
         super().__init__(loader)
-        self._loader = loader
         self._recipe = recipe
         self._rules = selfcheck.random_rules()
-        self._final_stats: dict[str, Any] = {}
         # Results of opaque batches and exceptions, by batch id, from the answer to the delivery.
         self._answers: dict[int, Any] = {}
         _live.add(self)
 
     # --- engine ---------------------------------------------------------------------------------
 
-    def _start(self, streams: list[RandomStream], max_batches_in_flight: int) -> None:
+    def _start(
+        self, loader: "DataLoader[Any]", streams: list[RandomStream], max_batches_in_flight: int
+    ) -> None:
         pixel_limit = Image.MAX_IMAGE_PIXELS
         self._engine = Engine(
             Transform(self._recipe),
             streams,
-            pool=self._loader._buffer_pool(),
-            threads=self._loader._thread_count(),
-            read_budget_bytes=self._loader.read_budget_bytes,
+            pool=loader._buffer_pool(),
+            threads=loader._thread_count(),
+            read_budget_bytes=loader.read_budget_bytes,
             max_batches_in_flight=max_batches_in_flight,
             pixel_limit=2**63 if pixel_limit is None else int(pixel_limit),
         )
+        loader._last_engine = self._engine
 
     def close(self) -> None:
         """Ends the engine's threads. Batches that were handed out stay valid. Idempotent."""
-        if self._engine is not None and not self._engine.closed:
-            self._final_stats = self._safe_stats()
+        if hasattr(self, "_engine"):
             self._engine.close()
-
-    def _safe_stats(self) -> dict[str, Any]:
-        try:
-            return self._engine.stats() if self._engine is not None else {}
-        except RuntimeError:  # in a forked child
-            return {}
 
     def stats(self) -> dict[str, Any]:
         """The engine's counters; after the end, the last ones."""
-        if self._engine is None or self._engine.closed:
-            return self._final_stats
         return self._engine.stats()
 
     def __del__(self) -> None:
         self.close()
 
     def _submit(self, stream: int, indices: Any, samples: list[Sample] | Exception) -> int:
-        assert self._engine is not None
         if isinstance(samples, list) and samples:
             try:
                 return self._engine.submit(stream, samples)
@@ -114,7 +106,6 @@ class _NativeIterator(_BaseDataLoaderIter):
 
     def _wait(self, timeout_s: float = 0) -> Batch:
         """The oldest batch, once every question that stood in its way is answered."""
-        assert self._engine is not None
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
         while True:
             left_ms = min(_WAIT_MS, max(0, (deadline - time.monotonic()) * 1000))
@@ -128,7 +119,6 @@ class _NativeIterator(_BaseDataLoaderIter):
 
     def _answer(self, question: Question) -> None:
         """Computes one sample, or an opaque batch, with torch, on the stream it would have had."""
-        assert self._engine is not None
         indices = self._asked(question)
         saved = torch.get_rng_state()
         state = saved.clone()
@@ -136,9 +126,7 @@ class _NativeIterator(_BaseDataLoaderIter):
         torch.set_rng_state(state)
         try:
             if question.whole_batch:
-                fetcher = _MapDatasetFetcher(
-                    self._dataset, True, self._collate_fn, self._drop_last
-                )
+                fetcher = _MapDatasetFetcher(self._dataset, True, self._collate_fn, self._drop_last)
                 result = fetcher.fetch(indices)
             else:
                 result = self._dataset[indices[question.row]]
@@ -180,7 +168,9 @@ class _NativeIterator(_BaseDataLoaderIter):
 class _Failure:
     """An exception on its way to the batch's turn."""
 
-    def __init__(self, error: Exception | ExceptionWrapper, note: tuple[str, Any, str] | None) -> None:
+    def __init__(
+        self, error: Exception | ExceptionWrapper, note: tuple[str, Any, str] | None
+    ) -> None:
         self._error = error
         self._note = note
 
@@ -188,11 +178,12 @@ class _Failure:
         try:
             if isinstance(self._error, ExceptionWrapper):
                 self._error.reraise()
-            raise self._error
+            else:
+                raise self._error
         except Exception as error:
             if self._note is not None:
                 path, index, reason = self._note
-                error.sample_path, error.sample_index = path, index
+                vars(error).update(sample_path=path, sample_index=index)
                 if hasattr(error, "add_note"):
                     error.add_note(f"headrace: {path} (sample {index}): {reason}")
             raise
@@ -241,13 +232,13 @@ class WorkerIterator(_NativeIterator):
 
     def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
         super().__init__(loader, recipe)
-        self._prefetch_factor = loader.prefetch_factor
+        self._ahead = (loader.prefetch_factor or 0) * self._num_workers
         self._dataset = snapshot(self._dataset)
         streams = [
-            RandomStream((self._base_seed + worker) % 2**64, **self._rules)
+            RandomStream(int(self._base_seed + worker) % 2**64, **self._rules)
             for worker in range(self._num_workers)
         ]
-        self._start(streams, self._prefetch_factor * self._num_workers)
+        self._start(loader, streams, self._ahead)
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: "DataLoader[Any]", first_iter: bool = False) -> None:
@@ -259,7 +250,7 @@ class WorkerIterator(_NativeIterator):
         self._next_worker = 0
         # By batch id: (worker, indices).
         self._dispatched: dict[int, tuple[int, Any]] = {}
-        for _ in range(self._prefetch_factor * self._num_workers):
+        for _ in range(self._ahead):
             self._try_put_index()
 
     def _try_put_index(self) -> None:
@@ -302,6 +293,7 @@ class MainProcessIterator(_NativeIterator):
 
     def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
         super().__init__(loader, recipe)
+        self._loader = loader
         # (batch id, indices, samples) of what is in flight, oldest first.
         self._queue: deque[tuple[int, Any, list[Sample] | Exception]] = deque()
         self._exhausted = False
@@ -336,7 +328,7 @@ class MainProcessIterator(_NativeIterator):
         state = selfcheck.stream_of(torch.get_rng_state(), self._rules)
         self._random = not self._native or is_random(self._recipe)
         self._answers.clear()
-        self._start([state], self._max_ahead + 1)
+        self._start(self._loader, [state], self._max_ahead + 1)
         pending, self._queue = self._queue, deque()
         for _, indices, _ in pending:
             self._begin(indices)

@@ -1,4 +1,4 @@
-"""headrace's DataLoader: torch's, with the data loading done in C++ where that gives the same bits."""
+"""headrace's DataLoader: torch's, done in C++ wherever that gives the same bits."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from headrace._core import BufferPool
+from headrace._core import BufferPool, Engine
 from headrace.iterator import MainProcessIterator, WorkerIterator
 from headrace.route import Explanation, decide
 
@@ -69,7 +69,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.threads = threads
         self.read_budget_bytes = read_budget_bytes
         self._pool: tuple[int, BufferPool] | None = None
-        self._last_iterator: MainProcessIterator | WorkerIterator | None = None
+        self._last_engine: Engine | None = None  # not the iterator: that lives as its user wants
         super().__init__(
             dataset,
             batch_size,
@@ -111,15 +111,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             the mean: near 0 means that the loader is the bottleneck); `questions`: samples that
             torch and Pillow computed; `rollbacks`: times that planned draws were taken back.
         """
-        return {} if self._last_iterator is None else self._last_iterator.stats()
+        return {} if self._last_engine is None else self._last_engine.stats()
 
     def _get_iterator(self) -> Any:
         explanation, recipe = decide(self)
         if not explanation.native:
             return super()._get_iterator()
         kind = WorkerIterator if self.num_workers > 0 else MainProcessIterator
-        self._last_iterator = kind(self, recipe)
-        return self._last_iterator
+        return kind(self, recipe)
 
     def _thread_count(self) -> int:
         return self.threads or len(os.sched_getaffinity(0))
@@ -135,5 +134,5 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_pool"] = None
-        state["_last_iterator"] = None
+        state["_last_engine"] = None
         return state

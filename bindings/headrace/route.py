@@ -52,7 +52,7 @@ def _describe(culprit: object) -> str:
 
 
 def decide(loader: "DataLoader[Any]") -> tuple[Explanation, str]:
-    """The path of `loader` as it stands now, and the recipe of its transform ("" on torch's path)."""
+    """The path of `loader` as it stands now, and its transform's recipe ("" on torch's path)."""
     try:
         recipe = _native_recipe(loader)
     except NotNative as refusal:
@@ -91,7 +91,9 @@ def image_folder_of(dataset: Any) -> ImageFolder:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     if type(dataset) is not ImageFolder:
-        raise NotNative(dataset, "only torchvision's ImageFolder itself and Subset of it are native")
+        raise NotNative(
+            dataset, "only torchvision's ImageFolder itself and Subset of it are native"
+        )
     return dataset
 
 

@@ -21,12 +21,12 @@ struct RgbView {
   }
 };
 
-/// Which pass Pillow runs first when both axes change. Pixels are rounded in between, so
-/// the order shows.
+/// Which pass Pillow runs first when both axes change. Pixels are rounded in between, so the
+/// order shows.
 enum class PassOrder {
   kWidthFirst,            ///< up to Pillow 12.1
-  kWidthFirstUnlessTall,  ///< Pillow 12.3: but not where a height of over 100 widths shrinks
-  kBySize,                ///< Pillow 13: height first when it loses over twice what the width loses
+  kWidthFirstUnlessTall,  ///< 12.2, 12.3: not where a height of over 100 widths shrinks
+  kBySize,                ///< 13: height first when it loses over twice what the width loses
 };
 
 struct Window {
@@ -45,8 +45,8 @@ RgbView part_of(const RgbView& view, const Window& window) noexcept;
 
 /// Bit for bit `Image.resize(size, filter).crop(window)` of Pillow's 8-bit code: the window is cut
 /// while resizing, so that what lies outside of it costs nothing.
-/// @param window        must lie inside `size`.
 /// @param order         that the installed Pillow has.
+/// @param window        must lie inside `size`.
 /// @param intermediate  scratch memory, kept between calls.
 /// @param out           reshaped to the window; must not be what `source` borrows from.
 void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder order,

@@ -176,6 +176,58 @@ TEST_CASE("rewinding elsewhere plans every batch in flight again", "[plan_stream
   CHECK(stream.plan(0, 0).steps[0].left == first_draw(RandomStream(2)));
 }
 
+TEST_CASE("rewinding there and back gives the first plans again", "[plan_stream]") {
+  PlanStream stream(RandomStream(1), draw);
+  stream.add_batch(0, 1);
+  stream.arrived(0, 0, {2, 1});
+  const int first = stream.plan(0, 0).steps[0].left;
+  for (const unsigned seed : {2U, 1U}) {
+    stream.rewind(RandomStream(seed));
+    stream.decoded(0, 0, std::nullopt);
+    stream.arrived(0, 0, {2, 1});
+    CHECK(stream.plan(0, 0).steps[0].left == first_draw(RandomStream(seed)));
+  }
+  CHECK(stream.plan(0, 0).steps[0].left == first);
+}
+
+TEST_CASE("a batch that failed before a rewind may succeed after it", "[plan_stream]") {
+  PlanStream stream(RandomStream(1), draw);
+  stream.add_batch(0, 2);
+  stream.doubtful(0, 0, "odd");
+  stream.arrived(0, 1, {2, 1});
+  stream.answered(0, 0, true, RandomStream(1));
+  REQUIRE(stream.settled(0));
+
+  stream.rewind(RandomStream(2));
+  CHECK_FALSE(stream.settled(0));
+  REQUIRE(stream.question().has_value());
+  stream.answered(0, 0, false, RandomStream(2));
+  CHECK(actions_of(stream, Kind::kRead) ==
+        std::vector<PlanStream::Action>{{Kind::kRead, 0, 1}});
+  stream.arrived(0, 1, {2, 1});
+  stream.decoded(0, 1, std::nullopt);
+  REQUIRE(stream.settled(0));
+  CHECK_FALSE(stream.pop().failed_row.has_value());
+}
+
+TEST_CASE("pixels of a plan from before a failure and a rewind do not count", "[plan_stream]") {
+  PlanStream stream(RandomStream(1), draw);
+  stream.add_batch(0, 2);
+  stream.arrived(0, 0, {2, 1});
+  stream.arrived(0, 1, {2, 1});
+  stream.decoded(0, 0, "damaged");
+  stream.answered(0, 0, true, RandomStream(1));  // row 1 is dropped while it is being decoded
+  stream.rewind(RandomStream(2));
+  RandomStream after(2);
+  after.skip(2);
+  stream.answered(0, 0, false, after);
+  stream.take_actions();
+  stream.decoded(0, 1, std::nullopt);
+  CHECK(stream.take_actions() == std::vector<PlanStream::Action>{{Kind::kRead, 0, 1}});
+  stream.arrived(0, 1, {2, 1});
+  CHECK(stream.plan(0, 1).steps[0].left == first_draw(after));
+}
+
 // What torch's worker would do with the same samples, one after another.
 struct Truth {
   bool doubtful_header;   // found at arrival

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from headrace import _core
 from PIL import Image, ImageFile
+
+from headrace import _core
 
 Decoded = tuple[int, int, bytes]
 

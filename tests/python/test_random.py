@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+
 from headrace._core import Error, RandomStream
 
 MILLION = 1_000_000

@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from headrace._core import Error, ImageFolderSource
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from headrace._core import Error, ImageFolderSource
 
 
 def make_tree(root: Path, files: list[str]) -> None:

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
-from headrace._core import Error, RandomStream, Transform
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
+
+from headrace._core import Error, RandomStream, Transform
+from headrace.recipe import resize_passes
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -39,19 +41,6 @@ def stream_of_torch() -> RandomStream:
     return RandomStream.from_torch_state(torch.get_rng_state().numpy(), fused_uniform=FUSED)
 
 
-def find_resize_passes() -> str:
-    """The order of passes in this Pillow, told by resizes in which the releases differ."""
-
-    def height_first(size: tuple[int, int], new_size: tuple[int, int]) -> bool:
-        image, bicubic = noise(*size), Image.Resampling.BICUBIC
-        two_steps = image.resize((size[0], new_size[1]), bicubic).resize(new_size, bicubic)
-        return image.resize(new_size, bicubic).tobytes() == two_steps.tobytes()
-
-    if height_first((20, 60), (10, 31)):
-        return "by_size"
-    return "width_first_unless_tall" if height_first((3, 301), (7, 250)) else "width_first"
-
-
 def native(*ops: dict[str, Any]) -> Transform:
     return Transform(json.dumps({"headrace": 1, "resize_passes": PASSES, "ops": ops}))
 
@@ -61,7 +50,7 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-PASSES = find_resize_passes()
+PASSES = resize_passes()
 
 
 def run(transform: Transform, image: Image.Image, stream: RandomStream) -> torch.Tensor:

@@ -67,8 +67,8 @@ struct TransformScratch {
 ///     normalize               mean, std: 1 or 3 numbers each, on float32
 ///
 /// Beside "ops" may stand "resize_passes", the order of a resize's two passes, which shows in the
-/// last bit of pixels: "by_size" (Pillow 13, the default), "width_first_unless_tall" (12.3) or
-/// "width_first" (up to 12.1).
+/// last bit of pixels: "by_size" (Pillow 13, the default), "width_first_unless_tall" (12.2, 12.3)
+/// or "width_first" (up to 12.1).
 ///
 /// One conversion to a tensor is needed. resize and the crops must come before it (torchvision's
 /// tensor kernels differ from Pillow's), to_dtype and normalize after it, the flip anywhere.
