@@ -7,8 +7,10 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "bind.h"
@@ -68,8 +70,9 @@ class EngineHandle {
   bool closed() const noexcept { return engine_ == nullptr; }
 
   /// Engine::next() without the GIL. While it lasts, close() in another thread waits.
-  Engine::Event next(std::chrono::milliseconds timeout) const {
+  Engine::Event next(std::chrono::milliseconds timeout) {
     Engine& engine = get();
+    if (kept_) return *std::exchange(kept_, {});
     Engine::Event event;
     std::exception_ptr failure;
     in_next_.lock();
@@ -86,6 +89,14 @@ class EngineHandle {
     return event;
   }
 
+  /// For an event that cannot be handed on: a batch is what the next call of next() gives. (A
+  /// question comes again by itself.)
+  void keep(Engine::Event event) {
+    if (auto* batch = std::get_if<Batch>(&event)) kept_ = std::move(*batch);
+  }
+
+  std::size_t in_flight() const { return get().in_flight() + (kept_ ? 1 : 0); }
+
   /// After the end, the last ones.
   EngineStats stats() const { return closed() ? final_stats_ : get().stats(); }
 
@@ -95,6 +106,7 @@ class EngineHandle {
       (void)engine_.release();  // nothing in it may be touched here; the process is a copy
       return;
     }
+    kept_.reset();
     engine_->stop();
     final_stats_ = engine_->stats();
     std::unique_ptr<Engine> engine = std::move(engine_);
@@ -106,8 +118,9 @@ class EngineHandle {
 
  private:
   std::unique_ptr<Engine> engine_;
+  std::optional<Batch> kept_;
   EngineStats final_stats_;
-  mutable std::mutex in_next_;
+  std::mutex in_next_;
   pid_t process_;
 };
 
@@ -118,21 +131,27 @@ Sample to_sample(const py::handle& item) {
   if (triple.size() != 3) throw py::type_error("a sample is (path, label, index)");
   const py::object label = triple[1];
   if (PyLong_CheckExact(label.ptr()) == 0) throw py::type_error("a label must be an int");
+  const std::int64_t value = PyLong_AsLongLong(label.ptr());
+  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();  // OverflowError
   return {.path = from_python_path(triple[0]),
-          .label = label.cast<std::int64_t>(),
+          .label = value,
           .index = triple[2].cast<std::int64_t>()};
 }
 
 /// Waits in slices, so that Ctrl-C and other signals are served on the main thread meanwhile.
-py::object next_event(const EngineHandle& handle, std::int64_t timeout_ms) {
+py::object next_event(EngineHandle& handle, std::int64_t timeout_ms) {
   using std::chrono::milliseconds;
   constexpr milliseconds kSlice{20};
   milliseconds left{timeout_ms};
   while (true) {
     Engine::Event event = handle.next(std::min(left, kSlice));
+    // Before the event leaves: Python would run the handlers right afterwards, and lose it.
+    if (PyErr_CheckSignals() != 0) {
+      handle.keep(std::move(event));
+      throw py::error_already_set();
+    }
     if (auto* question = std::get_if<Question>(&event)) return py::cast(std::move(*question));
     if (auto* batch = std::get_if<Batch>(&event)) return py::cast(std::move(*batch));
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     left -= std::min(left, kSlice);
     if (left.count() == 0) return py::none();
   }
@@ -303,8 +322,7 @@ void bind_engine(py::module_& module) {
             self.get().rewind(stream, random);
           },
           py::arg("stream"), py::arg("random"))
-      .def_property_readonly("in_flight",
-                             [](const EngineHandle& self) { return self.get().in_flight(); })
+      .def_property_readonly("in_flight", &EngineHandle::in_flight)
       .def_property_readonly("closed", &EngineHandle::closed)
       .def("stats", stats)
       .def("close", &EngineHandle::close, "Ends all work and joins the threads. Idempotent.");

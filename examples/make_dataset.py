@@ -1,6 +1,6 @@
 """Makes a folder of JPEG pictures that are like photos to a decoder: size, texture, bytes.
 
-    python examples/make_dataset.py FOLDER [--images 1200] [--seed 0]
+    python examples/make_dataset.py FOLDER [--images 960] [--seed 0]
 
 The classes are materials, drawn from noise in random colours and scales under uneven light, so a
 small network can tell them apart. The same seed gives the same pictures, on any number of cores.
@@ -24,7 +24,7 @@ Array = np.ndarray
 Random = np.random.Generator
 
 WIDTH, HEIGHT = 500, 375
-IMAGES = 1200
+IMAGES = 960
 
 
 def resized(values: Array, columns: int, rows: int) -> Array:

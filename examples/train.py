@@ -56,12 +56,12 @@ def make_network(classes: int) -> nn.Module:
         return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
 
     return nn.Sequential(
-        *block(3, 24, kernel=5, stride=4),
-        *block(24, 48, kernel=3, stride=2),
-        *block(48, 96, kernel=3, stride=2),
+        *block(3, 16, kernel=5, stride=4),
+        *block(16, 32, kernel=3, stride=2),
+        *block(32, 64, kernel=3, stride=2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(96, classes),
+        nn.Linear(64, classes),
     )
 
 

@@ -3,9 +3,9 @@
 # torch, and headrace itself, built from this tree. Does only what is missing; a second call takes
 # about a second.
 #
-#   bash tests/setup.sh [--dev]
+#   bash tests/setup.sh [--dev | --demo]
 #
-# --dev adds what the tests and checks need.
+# --dev adds what the tests and checks need, --demo what examples/demo.sh needs.
 # HEADRACE_VENV         environment to use, made if absent; default: .venv in the tree
 # HEADRACE_TORCH        version of torch to install where there is none
 # HEADRACE_TORCHVISION  the same for torchvision
@@ -23,11 +23,12 @@ extra=
 packages=(g++ libjpeg62-turbo-dev libtbb-dev nlohmann-json3-dev)
 case ${1:-} in
   '') ;;
+  --demo) extra='[demo]' ;;
   --dev)
     extra='[dev]'
     packages+=(catch2 ccache clang clang-format clang-tidy libclang-rt-14-dev)
     ;;
-  *) die "usage: bash tests/setup.sh [--dev]" ;;
+  *) die "usage: bash tests/setup.sh [--dev | --demo]" ;;
 esac
 start_log "$root/build/log/setup.log"
 
@@ -100,11 +101,8 @@ fi
 # --- headrace
 
 sources_hash() {
-  {
-    echo "$extra"
-    find CMakeLists.txt pyproject.toml README.md LICENSE loader bindings -type f \
-      -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
-  } | sha256sum
+  find CMakeLists.txt pyproject.toml README.md LICENSE loader bindings -type f \
+    -not -path '*/__pycache__/*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 }
 
 build_tools() {
@@ -117,13 +115,14 @@ build_and_install() {
     --config-settings=build-dir="build/python-$(cksum <<<"$venv" | cut -d ' ' -f 1)" ".$extra"
 }
 
+# One line for each extra that was installed along with these sources.
 stamp=$venv/.headrace-sources
 hash=$(sources_hash)
-if ! installed headrace || [[ $(cat "$stamp" 2>/dev/null) != "$hash" ]]; then
+if ! installed headrace || ! grep -qsxF -- "$hash$extra" "$stamp"; then
   remedy=$needs_network step "build tools" build_tools
-  rm -f "$stamp"
+  grep -qsF -- "$hash" "$stamp" || rm -f "$stamp"
   step "headrace, built and installed into $venv" build_and_install
   step "import headrace" "$venv/bin/python" -c 'import headrace'
-  echo "$hash" >"$stamp"
+  echo "$hash$extra" >>"$stamp"
 fi
 echo "headrace is ready in $venv ($SECONDS s)"

@@ -17,7 +17,8 @@ step() {
   local name=$1 begin=$SECONDS status=0 ticker=
   shift
   if [[ -t 1 ]]; then
-    while sleep 1; do printf '\r%s ... %d s' "$name" $((SECONDS - begin)); done &
+    # Ends with the script too: an interrupt does not reach background jobs.
+    while sleep 1 && kill -0 $$; do printf '\r%s ... %d s' "$name" $((SECONDS - begin)); done 2>/dev/null &
     ticker=$!
   fi
   printf '%s ... ' "$name"

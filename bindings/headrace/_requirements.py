@@ -8,7 +8,7 @@ MINIMUM = {"torch": (2, 6), "torchvision": (0, 21)}
 
 
 def check_requirements() -> None:
-    """Raises ImportError that names the missing or too old package and the remedy."""
+    """Raises ImportError that names what is missing or too old, and the remedy."""
     newest = " ".join(f"'{package}>={_text(package)}'" for package in MINIMUM)
     remedy = f"Install it with: pip install {newest}"
     for package, minimum in MINIMUM.items():
@@ -20,6 +20,14 @@ def check_requirements() -> None:
         numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
         if numbers < minimum:
             raise ImportError(f"{wanted}, and {version} is installed. {remedy}")
+    try:
+        importlib.import_module("headrace._core")
+    except ImportError as error:
+        raise ImportError(
+            f"headrace._core, the C++ core, cannot be imported ({error}): it was not built for this "
+            "Python. Build it with: pip install --force-reinstall headrace; from its sources: pip "
+            "install ."
+        ) from error
 
 
 def _text(package: str) -> str:

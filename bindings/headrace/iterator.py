@@ -9,6 +9,7 @@ engine will not judge.
 import atexit
 import copy
 import math
+import os
 import time
 import weakref
 from abc import abstractmethod
@@ -16,7 +17,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
-from PIL import Image
 from torch._utils import ExceptionWrapper
 from torch.utils.data import BatchSampler, SequentialSampler, Subset
 from torch.utils.data import RandomSampler as TorchRandomSampler
@@ -29,6 +29,7 @@ from headrace import selfcheck
 from headrace._core import Batch, Engine, Question, RandomStream, Transform
 from headrace.recipe import is_random
 from headrace.route import decide
+from headrace.settings import ProcessSettings
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -58,8 +59,12 @@ class _NativeIterator(_BaseDataLoaderIter):
 
     def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
         super().__init__(loader)
+        self._process = os.getpid()
+        self._waiting = False
+        self._torn = False
         self._recipe = recipe
         self._rules = selfcheck.random_rules()
+        self._settings = ProcessSettings.current()
         # Results of opaque batches and exceptions, by batch id, from the answer to the delivery.
         self._answers: dict[int, Any] = {}
         _live.add(self)
@@ -69,7 +74,6 @@ class _NativeIterator(_BaseDataLoaderIter):
     def _start(
         self, loader: "DataLoader[Any]", streams: list[RandomStream], max_batches_in_flight: int
     ) -> None:
-        pixel_limit = Image.MAX_IMAGE_PIXELS
         self._engine = Engine(
             Transform(self._recipe),
             streams,
@@ -77,7 +81,7 @@ class _NativeIterator(_BaseDataLoaderIter):
             threads=loader._thread_count(),
             read_budget_bytes=loader.read_budget_bytes,
             max_batches_in_flight=max_batches_in_flight,
-            pixel_limit=2**63 if pixel_limit is None else int(pixel_limit),
+            pixel_limit=self._settings.pixel_limit,
         )
         loader._last_engine = self._engine
 
@@ -93,24 +97,59 @@ class _NativeIterator(_BaseDataLoaderIter):
     def __del__(self) -> None:
         self.close()
 
-    def _submit(self, stream: int, indices: Any, samples: list[Sample] | Exception) -> int:
-        if isinstance(samples, list) and samples:
+    def _submit(self, stream: int, indices: Any) -> tuple[int | None, list[Sample] | Exception]:
+        """Begins a batch; its id and samples, or None and why it is torch's own business."""
+        samples = resolve(self._dataset, indices)
+        if isinstance(samples, list):
             try:
-                return self._engine.submit(stream, samples)
+                return self._engine.submit(stream, samples), samples
             except (TypeError, ValueError, OverflowError) as error:  # labels or paths of odd types
                 samples = error
-        reason = f"its samples are not plain (path, label) pairs: {samples!r}"
-        return self._engine.submit_opaque(stream, reason)
+        return None, samples
+
+    def _fetch(self, indices: Any) -> Any:
+        """The batch as torch makes it."""
+        fetcher = _MapDatasetFetcher(self._dataset, True, self._collate_fn, self._drop_last)
+        return fetcher.fetch(indices)
 
     # --- waiting and asking -----------------------------------------------------------------------
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        After Ctrl-C while it waited or asked torch it can be called again, and nothing is lost.
+
+        Raises:
+            RuntimeError: Ctrl-C came in the microseconds in which a batch changes hands.
+        """
+        if self._torn:
+            raise RuntimeError(
+                "the last next() was interrupted while it moved a batch, which is lost. Make a new "
+                "iterator, with iter(loader)"
+            )
+        self._waiting = False
+        try:
+            return super().__next__()
+        except Exception:
+            raise
+        except BaseException:
+            self._torn = not self._waiting or self._engine.in_flight != self._expected()
+            raise
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can go on: it is not torn, and its threads exist in this process."""
+        return not self._torn and self._process == os.getpid()
 
     def _wait(self, timeout_s: float = 0) -> Batch:
         """The oldest batch, once every question that stood in its way is answered."""
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
+        self._waiting = True
         while True:
             left_ms = min(_WAIT_MS, max(0, (deadline - time.monotonic()) * 1000))
             event = self._engine.next(math.ceil(left_ms))
             if isinstance(event, Batch):
+                self._waiting = False
                 return event
             if isinstance(event, Question):
                 self._answer(event)
@@ -123,24 +162,25 @@ class _NativeIterator(_BaseDataLoaderIter):
         saved = torch.get_rng_state()
         state = saved.clone()
         question.random.to_torch_state(state.numpy())
-        torch.set_rng_state(state)
         try:
-            if question.whole_batch:
-                fetcher = _MapDatasetFetcher(self._dataset, True, self._collate_fn, self._drop_last)
-                result = fetcher.fetch(indices)
-            else:
-                result = self._dataset[indices[question.row]]
+            torch.set_rng_state(state)
+            with self._settings.applied():
+                if question.whole_batch:
+                    result = self._fetch(indices)
+                else:
+                    result = self._dataset[list(indices)[question.row]]
         except Exception as error:
             note = None
             if not question.whole_batch:
-                note = (question.path, indices[question.row], question.reason)
+                note = (question.path, list(indices)[question.row], question.reason)
             self._answers[question.batch] = self._failure(question.batch, error, note)
             failed = True
         else:
             failed = False
         finally:
-            after = selfcheck.stream_of(torch.get_rng_state(), self._rules)
+            state = torch.get_rng_state()
             torch.set_rng_state(saved)
+        after = selfcheck.stream_of(state, self._rules)
         if failed:
             self._engine.fail(question, after)
         elif question.whole_batch:
@@ -155,6 +195,10 @@ class _NativeIterator(_BaseDataLoaderIter):
         if batch.id in self._answers:
             return self._answers.pop(batch.id)
         return [torch.utils.dlpack.from_dlpack(field) for field in batch.dlpack()]
+
+    @abstractmethod
+    def _expected(self) -> int:
+        """How many batches are in flight, by the books."""
 
     @abstractmethod
     def _asked(self, question: Question) -> Any:
@@ -199,6 +243,8 @@ def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
         chain.append(dataset.indices)
         dataset = dataset.dataset
     try:
+        if iter(indices) is indices:
+            raise TypeError("its indices can be read only once")
         result = []
         for index in indices:
             place = index
@@ -206,9 +252,9 @@ def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
                 place = table[place]
             path, label = dataset.samples[place]
             result.append((path, label, int(place)))
-        return result
     except Exception as error:
         return error
+    return result or ValueError("it has no samples")
 
 
 def snapshot(dataset: Any) -> Any:
@@ -216,11 +262,16 @@ def snapshot(dataset: Any) -> Any:
     dataset = copy.copy(dataset)
     if type(dataset) is Subset:
         dataset.dataset = snapshot(dataset.dataset)
-        dataset.indices = copy.copy(dataset.indices)
+        dataset.indices = _copy_of_table(dataset.indices)
     else:
-        dataset.samples = list(dataset.samples)
+        dataset.samples = _copy_of_table(dataset.samples)
         dataset.transform = copy.deepcopy(dataset.transform)
     return dataset
+
+
+def _copy_of_table(table: Any) -> Any:
+    # Of the usual kinds a flat copy will do, which is much faster.
+    return copy.copy(table) if type(table) in (list, tuple, range) else copy.deepcopy(table)
 
 
 class WorkerIterator(_NativeIterator):
@@ -260,7 +311,9 @@ class WorkerIterator(_NativeIterator):
             return
         worker = self._next_worker
         self._next_worker = (worker + 1) % self._num_workers
-        batch = self._submit(worker, indices, resolve(self._dataset, indices))
+        batch, samples = self._submit(worker, indices)
+        if batch is None:
+            batch = self._engine.submit_opaque(worker, f"it has no plain samples: {samples!r}")
         self._dispatched[batch] = (worker, indices)
 
     def _next_data(self) -> Any:
@@ -275,6 +328,9 @@ class WorkerIterator(_NativeIterator):
         if isinstance(data, _Failure):
             data.reraise()
         return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _expected(self) -> int:
+        return len(self._dispatched)
 
     def _asked(self, question: Question) -> Any:
         return self._dispatched[question.batch][1]
@@ -294,8 +350,9 @@ class MainProcessIterator(_NativeIterator):
     def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
         super().__init__(loader, recipe)
         self._loader = loader
-        # (batch id, indices, samples) of what is in flight, oldest first.
-        self._queue: deque[tuple[int, Any, list[Sample] | Exception]] = deque()
+        # (batch id, indices, samples) of what was pulled from the sampler, oldest first. Without an
+        # id it is not in flight: torch makes it when it has its turn.
+        self._queue: deque[tuple[int | None, Any, list[Sample] | Exception]] = deque()
         self._exhausted = False
         self._max_ahead = self._lookahead(loader)
         # Where the last batch left the generator, and for how many batches in a row it still stood
@@ -326,7 +383,7 @@ class MainProcessIterator(_NativeIterator):
         """A new engine for what is in flight, from the main generator's state."""
         self.close()
         state = selfcheck.stream_of(torch.get_rng_state(), self._rules)
-        self._random = not self._native or is_random(self._recipe)
+        self._random = is_random(self._recipe)
         self._answers.clear()
         self._start(self._loader, [state], self._max_ahead + 1)
         pending, self._queue = self._queue, deque()
@@ -334,10 +391,8 @@ class MainProcessIterator(_NativeIterator):
             self._begin(indices)
 
     def _begin(self, indices: Any) -> None:
-        samples = resolve(self._dataset, indices)
-        if not self._native:
-            samples = TypeError("the dataset's transform changed to one without a native form")
-        self._queue.append((self._submit(0, indices, samples), indices, samples))
+        batch, samples = self._submit(0, indices) if self._native else (None, [])
+        self._queue.append((batch, indices, samples))
 
     def _pull(self) -> bool:
         """Begins one more batch; False when the sampler has none."""
@@ -362,16 +417,19 @@ class MainProcessIterator(_NativeIterator):
         self._engine.rewind(0, stream)
 
     def _follow_dataset(self) -> None:
-        """Begins anew when the dataset no longer is what the batches in flight were begun with."""
+        """Begins anew when dataset or process are not what the batches in flight were begun with."""
         explanation, recipe = decide(self._loader)
-        _, indices, samples = self._queue[0]
-        changed = explanation.native != self._native or (
-            explanation.native
-            and (recipe != self._recipe or _differ(samples, resolve(self._dataset, indices)))
-        )
-        if changed:
+        settings = ProcessSettings.current()
+        batch, indices, samples = self._queue[0]
+        if (
+            explanation.native != self._native
+            or (recipe and recipe != self._recipe)
+            or settings != self._settings
+            or (batch is not None and _differ(samples, resolve(self._dataset, indices)))
+        ):
             self._native = explanation.native
             self._recipe = recipe or self._recipe
+            self._settings = settings
             self._restart()
 
     def _next_data(self) -> Any:
@@ -379,6 +437,17 @@ class MainProcessIterator(_NativeIterator):
             self.close()
             raise StopIteration
         self._follow_dataset()
+        data = self._by_torch() if self._queue[0][0] is None else self._by_engine()
+        if isinstance(data, _Failure):
+            data.reraise()
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _by_torch(self) -> Any:
+        _, indices, _ = self._queue.popleft()
+        self._waiting = True  # the batch has left the books: it may fail or be interrupted
+        return self._fetch(indices)
+
+    def _by_engine(self) -> Any:
         self._follow_generator()
         while self._calm >= _CALM and len(self._queue) <= self._max_ahead and self._pull():
             pass
@@ -390,9 +459,10 @@ class MainProcessIterator(_NativeIterator):
             batch.random_after.to_torch_state(state.numpy())
             torch.set_rng_state(state)
             self._left_at = batch.random_after
-        if isinstance(data, _Failure):
-            data.reraise()
-        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+        return data
+
+    def _expected(self) -> int:
+        return sum(batch is not None for batch, _, _ in self._queue)
 
     def _asked(self, question: Question) -> Any:
         return next(indices for batch, indices, _ in self._queue if batch == question.batch)
@@ -401,7 +471,9 @@ class MainProcessIterator(_NativeIterator):
         return _Failure(error, note)
 
 
-def _differ(before: list[Sample] | Exception, now: list[Sample] | Exception) -> bool:
-    if isinstance(before, Exception) or isinstance(now, Exception):
-        return type(before) is not type(now)
-    return before != now
+def _differ(before: Any, now: list[Sample] | Exception) -> bool:
+    """Whether samples are others; labels must be the very same objects, since 1 == True."""
+    return isinstance(now, Exception) or any(
+        path != new_path or label is not new_label
+        for (path, label, _), (new_path, new_label, _) in zip(before, now, strict=True)
+    )

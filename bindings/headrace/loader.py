@@ -113,6 +113,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         return {} if self._last_engine is None else self._last_engine.stats()
 
+    def __iter__(self) -> Any:
+        # A persistent iterator: one that cannot go on would never be replaced.
+        if isinstance(self._iterator, WorkerIterator) and not self._iterator.usable:
+            self._iterator = None
+        return super().__iter__()
+
     def _get_iterator(self) -> Any:
         explanation, recipe = decide(self)
         if not explanation.native:

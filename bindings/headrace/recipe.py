@@ -5,6 +5,7 @@ caller takes torch's path.
 """
 
 import json
+import operator
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -112,7 +113,9 @@ def _operation(transform: Any) -> Op:
     _check_untouched(transform)
     try:
         return convert(transform)
-    except (AttributeError, TypeError, ValueError, IndexError) as error:
+    except NotNative:
+        raise
+    except Exception as error:  # whatever odd options raise
         raise NotNative(transform, f"its options are not understood: {error}") from error
 
 
@@ -120,7 +123,7 @@ def _size(size: Any) -> Any:
     """An edge length stays one; a sequence of one is one (torchvision's rule for Resize)."""
     if isinstance(size, int):
         return size
-    edges = [int(edge) for edge in size]
+    edges = [operator.index(edge) for edge in size]
     return edges[0] if len(edges) == 1 else edges
 
 
@@ -146,7 +149,7 @@ def _interpolation(transform: Any) -> str:
 def _resize(t: Any) -> Op:
     op = {"op": "resize", "size": _size(t.size), "interpolation": _interpolation(t)}
     if t.max_size is not None:
-        op["max_size"] = t.max_size
+        op["max_size"] = operator.index(t.max_size)
     return op
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torchvision
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 from torchvision.datasets import ImageFolder
@@ -15,6 +16,8 @@ from headrace.recipe import NotNative, to_json
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
+
+_AN_IMAGE = torchvision.tv_tensors.Image(torch.zeros(1, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,10 @@ def _check_collate(collate_fn: object) -> None:
 
 
 def _check_process() -> None:
+    if _has_any_global_hook():
+        raise NotNative("a global hook of torch.nn", "it may change what transforms do")
+    if type(_AN_IMAGE + 0) is not torch.Tensor:
+        raise NotNative("tv_tensors.set_return_type", "batches would be tv_tensors")
     if torchvision.get_image_backend() != "PIL":
         raise NotNative(
             f"image backend {torchvision.get_image_backend()}", "it decodes otherwise than Pillow"

@@ -11,7 +11,8 @@ import json
 import os
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torchvision.transforms import v2
 
 from headrace._core import RandomStream, Transform, __version__
 from headrace.recipe import NotNative, steps_after_geometry, to_json
+from headrace.settings import ProcessSettings
 
 # What the probes use. Each entry is compared with torch as it stands here: a wrong constant shows
 # as a mismatch.
@@ -82,18 +84,34 @@ def forget() -> None:
 def _probe() -> tuple[dict[str, Any], str | None]:
     global _probed
     if _probed is None:
-        saved = torch.get_rng_state()
-        try:
-            _probed = _probe_all()
-        finally:
-            torch.set_rng_state(saved)
+        with _undisturbed():
+            try:
+                _probed = _probe_all()
+            except Exception as error:
+                _probed = {}, f"it failed: {error!r}"
     return _probed
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """The user's settings don't disturb the check, nor does it disturb the user's generator."""
+    saved = torch.get_rng_state()
+    try:
+        with ProcessSettings(load_truncated_images=False, max_image_pixels=None).applied():
+            yield
+    finally:
+        torch.set_rng_state(saved)
+
+
+def _seed(seed: int) -> None:
+    # torch.manual_seed would seed the GPU's generators too, which nobody restores here.
+    torch.default_generator.manual_seed(seed)
 
 
 def _probe_all() -> tuple[dict[str, Any], str | None]:
     rules = {"fused_uniform": _uniform_is_fused(), "wide_range": PROBES["wide_range"]}
     remembered = _remembered(rules)
-    if remembered is not None and remembered.exists():
+    if remembered is not None and os.path.exists(remembered):
         return rules, None
     problem = _compare_draws(rules) or _compare_samples(rules)
     if problem is None and remembered is not None:
@@ -103,7 +121,7 @@ def _probe_all() -> tuple[dict[str, Any], str | None]:
 
 def _uniform_is_fused() -> bool:
     low, high = PROBES["uniform"][0]
-    torch.manual_seed(PROBES["seeds"][0])
+    _seed(PROBES["seeds"][0])
     wanted = _draws([torch.empty(1).uniform_(low, high) for _ in range(200)])
     return (
         RandomStream(PROBES["seeds"][0], fused_uniform=True).uniform_many(low, high, 200) == wanted
@@ -121,7 +139,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 def _compare_draws(rules: dict[str, Any]) -> str | None:
     count = PROBES["draws"]
     for seed in PROBES["seeds"]:
-        torch.manual_seed(seed)
+        _seed(seed)
         stream = RandomStream(seed, **rules)
         if stream.rand_many(count) != _draws([torch.rand(1) for _ in range(count)]):
             return "torch.rand gives other numbers than the native stream"
@@ -159,7 +177,7 @@ def _compare_samples(rules: dict[str, Any]) -> str | None:
         native = Transform(recipe)
         for number, size in enumerate(PROBES["sizes"]):
             image = _picture(size, number)
-            torch.manual_seed(number)
+            _seed(number)
             stream = RandomStream(number, **rules)
             wanted = pipeline(image)
             width, height = size
@@ -244,9 +262,13 @@ def _compare_pipeline(recipe: str, transform: Callable[[Any], torch.Tensor]) -> 
     if recipe not in _compared:
         width, height = Transform(recipe).output[2][:0:-1]
         values = v1.Compose([v1.Resize((16, 16)), *steps_after_geometry(transform)])
-        _compared[recipe] = _compare_on(recipe, transform, (width + 9, height + 5)) or _compare_on(
-            to_json(values), values, (16, 16)
-        )
+        with _undisturbed():
+            try:
+                _compared[recipe] = _compare_on(
+                    recipe, transform, (width + 9, height + 5)
+                ) or _compare_on(to_json(values), values, (16, 16))
+            except Exception as error:
+                _compared[recipe] = f"{transform!r} fails on an image: {error!r}"
     return _compared[recipe]
 
 
@@ -257,20 +279,16 @@ def _compare_on(recipe: str, transform: Callable[[Any], Any], size: tuple[int, i
     # Each channel starts elsewhere, so that swapped channels would show.
     channels = torch.stack([values, values + 85, values + 170], dim=2) % 256
     image = Image.fromarray(channels.to(torch.uint8).numpy())
-    saved = torch.get_rng_state()
-    try:
-        for seed in PROBES["seeds"]:
-            torch.manual_seed(seed)
-            stream = RandomStream(seed, **rules)
-            _, doubt = native.plan(*size, stream.copy())
-            if doubt:
-                continue
-            if native.run(*size, image.tobytes(), stream) != _bytes(transform(image)):
-                return f"values differ after {transform!r}"
-            if not stream.same_position(stream_of(torch.get_rng_state(), rules)):
-                return f"the random stream stands elsewhere after {transform!r}"
-    finally:
-        torch.set_rng_state(saved)
+    for seed in PROBES["seeds"]:
+        _seed(seed)
+        stream = RandomStream(seed, **rules)
+        _, doubt = native.plan(*size, stream.copy())
+        if doubt:
+            continue
+        if native.run(*size, image.tobytes(), stream) != _bytes(transform(image)):
+            return f"values differ after {transform!r}"
+        if not stream.same_position(stream_of(torch.get_rng_state(), rules)):
+            return f"the random stream stands elsewhere after {transform!r}"
     return None
 
 
@@ -280,6 +298,8 @@ def _compare_on(recipe: str, transform: Callable[[Any], Any], size: tuple[int, i
 def _remembered(rules: dict[str, Any]) -> Path | None:
     """The file whose presence says that this very combination has passed."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not os.path.isabs(base):
+        return None
     combination = {
         "headrace": __version__,
         "core": _core_fingerprint(),

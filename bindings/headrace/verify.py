@@ -113,7 +113,7 @@ def _dataset(arguments: argparse.Namespace) -> Any:
         folder = ImageFolder(directory, _TRANSFORMS[arguments.api, arguments.transform]())
     except OSError as error:  # torchvision also uses FileNotFoundError for folders without images
         raise CommandError(
-            f"{directory}: {error}. Check its permissions and layout: {layout}"
+            f"{directory}: {str(error).rstrip('.')}. Check its permissions and layout: {layout}"
         ) from error
     if arguments.subset is None:
         return folder
@@ -227,7 +227,8 @@ class Side:
         except StopIteration:
             return Outcome()
         except Exception as error:
-            return Outcome(error=error)
+            # With its traceback it would keep the iterator, and torch's workers, alive.
+            return Outcome(error=error.with_traceback(None))
 
     def _apart(self, call: Callable[[], Any]) -> Any:
         torch.set_rng_state(self.state)
@@ -244,8 +245,8 @@ class Comparison:
         self._torch = Side(torch_loader, state)
         self._headrace = Side(headrace_loader, state)
         self._epochs = self._batches = self._samples = self._exceptions = 0
-        # Of the native iterators that are over, and of the one in use.
-        self._counted: list[tuple[Any, dict[str, Any]]] = []
+        # Of each native iterator, at the end of its last epoch.
+        self._stats: list[dict[str, Any]] = []
         # The generator when the epoch began, and whether iter() only reset a persistent iterator.
         self._epoch_state = state
         self._reset = False
@@ -256,29 +257,17 @@ class Comparison:
         Raises:
             CommandError: what came was not headrace's own work, so that being equal says nothing.
         """
-        for epoch in range(epochs):
-            self._refuse_torch_path()
-            self._epoch_state, last = self._torch.state, self._torch.iterator
-            # torch forks its workers here: before headrace's threads are there.
-            self._torch.begin(epoch)
-            self._reset = self._torch.iterator is last
-            self._headrace.begin(epoch)
-            if not isinstance(self._headrace.iterator, MainProcessIterator | WorkerIterator):
-                raise CommandError(
-                    "not compared: headrace's loader handed out an iterator of torch's, "
-                    f"{type(self._headrace.iterator).__qualname__}"
-                )
-            for batch in itertools.count():
-                over, difference = self._step(epoch, batch)
+        try:
+            for epoch in range(epochs):
+                difference = self._compare_epoch(epoch, on_batch)
                 if difference is not None:
                     return difference
-                if over:
-                    break
-                on_batch()
-            self._count()
-        self._refuse_torch_path()
-        self._refuse_whole_batches()
-        return None
+            self._refuse_torch_path()
+            self._refuse_whole_batches()
+            return None
+        finally:
+            # Now, not when garbage is collected: torch may then wait seconds for each worker.
+            self._torch.iterator = self._headrace.iterator = None
 
     def summary(self) -> str:
         """The line that says what was found to be the same."""
@@ -288,6 +277,30 @@ class Comparison:
         parts.append(_plural(self._epochs, "epoch"))
         asked = _plural(self._sum(lambda stats: stats["questions"]), "sample")
         return f"identical: {', '.join(parts)} ({asked} decided by Pillow)"
+
+    def _compare_epoch(self, epoch: int, on_batch: Callable[[], None]) -> str | None:
+        self._refuse_torch_path()
+        self._epoch_state, last = self._torch.state, self._torch.iterator
+        # torch forks its workers here: before headrace's threads are there.
+        self._torch.begin(epoch)
+        self._reset = self._torch.iterator is last
+        self._headrace.begin(epoch)
+        if not isinstance(self._headrace.iterator, MainProcessIterator | WorkerIterator):
+            raise CommandError(
+                "not compared: headrace's loader handed out an iterator of torch's, "
+                f"{type(self._headrace.iterator).__qualname__}"
+            )
+        for batch in itertools.count():
+            over, difference = self._step(epoch, batch)
+            if difference is not None:
+                return difference
+            if over:
+                break
+            on_batch()
+        if self._reset:
+            self._stats.pop()
+        self._stats.append(self._headrace.loader.stats())
+        return None
 
     def _step(self, epoch: int, batch: int) -> tuple[bool, str | None]:
         wanted, got = self._torch.step(), self._headrace.step()
@@ -326,14 +339,8 @@ class Comparison:
                 f"{asked}; torch computed the others as whole batches"
             )
 
-    def _count(self) -> None:
-        iterator = self._headrace.iterator
-        if self._counted and self._counted[-1][0] is iterator:
-            self._counted.pop()
-        self._counted.append((iterator, iterator.stats()))
-
     def _sum(self, counter: Callable[[dict[str, Any]], int]) -> int:
-        return sum(counter(stats) for _, stats in self._counted)
+        return sum(counter(stats) for stats in self._stats)
 
     # --- the report -----------------------------------------------------------------------------
 

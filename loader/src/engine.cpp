@@ -40,6 +40,15 @@ std::uint64_t make_ticket(std::uint64_t batch, std::size_t row) { return batch <
   throw Error(ErrorCode::kInvalidArgument, message, {.stage = "engine"});
 }
 
+/// Pillow holds its limit of pixels against what is cropped too, with its padding.
+bool crops_more_than(std::uint64_t pixel_limit, const Plan& plan) {
+  return std::ranges::any_of(plan.steps, [&](const PlanStep& step) {
+    return step.kind == PlanStep::Kind::kCrop &&
+           static_cast<std::uint64_t>(step.width) * static_cast<std::uint64_t>(step.height) >
+               pixel_limit;
+  });
+}
+
 struct StageCounter {
   std::atomic<std::uint64_t> items{0};
   std::atomic<std::uint64_t> bytes{0};
@@ -88,7 +97,11 @@ struct Engine::Impl {
         reader(parts.make_reader([this](ReadResult result) { on_read(std::move(result)); })) {
     for (const auto& random : random_streams) {
       streams.emplace_back(random, [this](ImageSize size, RandomStream& stream) {
-        return transform.plan(size, stream);
+        Plan plan = transform.plan(size, stream);
+        if (plan.doubt.empty() && crops_more_than(options.pixel_limit, plan)) {
+          plan.doubt = "a crop of more pixels than Pillow takes without a word";
+        }
+        return plan;
       });
     }
     workers.resize(static_cast<std::size_t>(executor->workers()));
@@ -414,7 +427,7 @@ EngineStats Engine::stats() const {
   const std::lock_guard lock(impl_->mutex);
   const ReaderStats read = impl_->reader->stats();
   EngineStats stats{.reader = std::string(read.name),
-                    .threads = impl_->executor->workers(),
+                    .threads = impl_->options.threads,
                     .io_threads = impl_->options.io_threads,
                     .stages = {{.name = "read",
                                 .items = read.reads,

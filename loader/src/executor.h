@@ -17,6 +17,7 @@ class Executor {
   virtual ~Executor() = default;
   /// Never blocks. Thread-safe.
   virtual void submit(Task task) = 0;
+  /// How many values `worker` takes, which may be more than there are threads.
   virtual int workers() const noexcept = 0;
 };
 

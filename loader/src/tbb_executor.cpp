@@ -76,7 +76,8 @@ class TbbExecutor final : public Executor {
     }));
   }
 
-  int workers() const noexcept override { return arena_.max_concurrency(); }
+  // oneTBB gives every arena at least two slots, and one thread alone takes now this, now that one.
+  int workers() const noexcept override { return std::max(2, arena_.max_concurrency()); }
 
  private:
   ParallelismLease lease_;

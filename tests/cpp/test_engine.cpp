@@ -2,10 +2,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <map>
 #include <random>
 #include <thread>
@@ -373,6 +375,26 @@ Epoch run_epoch(const std::vector<Sample>& files, int threads, bool use_tbb) {
   return epoch;
 }
 
+#ifndef __SANITIZE_THREAD__  // Debian's oneTBB is not instrumented
+TEST_CASE("worker numbers stay below workers(), with one thread too", "[engine]") {
+  for (int round = 0; round < 30; ++round) {
+    std::atomic<int> highest = 0;
+    std::latch done(50);
+    const auto executor = make_executor(1);
+    for (int i = 0; i < 50; ++i) {
+      executor->submit([&](int worker) {
+        int seen = highest;
+        while (worker > seen && !highest.compare_exchange_weak(seen, worker)) {
+        }
+        done.count_down();
+      });
+    }
+    done.wait();
+    CHECK(highest < executor->workers());
+  }
+}
+#endif
+
 TEST_CASE("the same batches come for 1, 2 and 8 threads, broken files among them", "[engine]") {
   const TemporaryDirectory directory;
   std::mt19937 random(5);
@@ -395,6 +417,7 @@ TEST_CASE("the same batches come for 1, 2 and 8 threads, broken files among them
   CHECK(run_epoch(files, 2, false) == reference);
   CHECK(run_epoch(files, 8, false) == reference);
 #ifndef __SANITIZE_THREAD__  // Debian's oneTBB is not instrumented
+  CHECK(run_epoch(files, 1, true) == reference);
   CHECK(run_epoch(files, 2, true) == reference);
   CHECK(run_epoch(files, 8, true) == reference);
 #endif

@@ -1,9 +1,12 @@
 """What all Python tests share."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import bad_files, good_files, write_folder
+from isolated import Isolator
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -15,6 +18,26 @@ def corpus() -> Path:
     if not path.is_dir():
         pytest.skip(f"no corpus: {path} is absent; HEADRACE_CORPUS names another place")
     return path
+
+
+@pytest.fixture(scope="session")
+def isolated() -> Iterator[Isolator]:
+    """Runs a function in a process of its own."""
+    isolator = Isolator()
+    yield isolator
+    isolator.close()
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image folder of small JPEG files of all kinds, each of them decoded natively."""
+    return write_folder(tmp_path_factory.mktemp("pictures"), good_files())
+
+
+@pytest.fixture(scope="session")
+def mixed_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, mixed with damaged files and with other formats than JPEG."""
+    return write_folder(tmp_path_factory.mktemp("mixed"), good_files() | bad_files())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

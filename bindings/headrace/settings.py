@@ -1,0 +1,51 @@
+"""What samples depend on besides the dataset: settings of the whole process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from PIL import Image, ImageFile
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """Pillow's settings, as the process has them at some time.
+
+    Attributes:
+        load_truncated_images: Pillow pads what is missing of a file instead of raising.
+        max_image_pixels: Pillow warns of larger images; None: never.
+    """
+
+    load_truncated_images: bool
+    max_image_pixels: float | None
+
+    @classmethod
+    def current(cls) -> "ProcessSettings":
+        """The settings of now."""
+        return cls(ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
+
+    @property
+    def pixel_limit(self) -> int:
+        """Images of more pixels are Pillow's business."""
+        no_limit = 2**63
+        if self.max_image_pixels is None:
+            return no_limit
+        return max(0, int(min(self.max_image_pixels, no_limit)))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Gives the process these settings meanwhile, and torch's own default dtype and device."""
+        before, dtype = ProcessSettings.current(), torch.get_default_dtype()
+        self._apply()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with torch.device("cpu"):
+                yield
+        finally:
+            torch.set_default_dtype(dtype)
+            before._apply()
+
+    def _apply(self) -> None:
+        ImageFile.LOAD_TRUNCATED_IMAGES = self.load_truncated_images
+        Image.MAX_IMAGE_PIXELS = self.max_image_pixels

@@ -1,0 +1,187 @@
+"""Damaged, foreign and missing files: the same exceptions at the same places, the same batches after."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import (
+    assert_same_behaviour,
+    bad_files,
+    epochs,
+    evaluation,
+    good_files,
+    train,
+    train_v2,
+)
+from torch.utils.data import Subset
+from torchvision.datasets import ImageFolder
+
+import headrace
+
+GOOD, BAD = sorted(good_files()), sorted(bad_files())
+REFUSED = ["empty.jpg", "half.jpg", "header only.jpg", "garbage.jpg", "text.jpg", "truncated.png"]
+
+# Rows of batches of four: which file stands where.
+ARRANGEMENTS = {
+    "first row": [BAD[3], *GOOD[:7]],
+    "last row": [*GOOD[:3], "empty.jpg", *GOOD[3:8]],
+    "several in one batch": ["no end.jpg", GOOD[0], "half.jpg", "text.jpg", *GOOD[1:6]],
+    "a whole batch": [*GOOD[:4], *REFUSED[:4], *GOOD[4:12]],
+    "consecutive batches": [*REFUSED[:3], GOOD[0], *REFUSED[3:], *GOOD[1:3], "gif.jpg", *GOOD[3:9]],
+    "refused after foreign": ["png.jpg", "deep.png", "half.jpg", GOOD[1], *GOOD[2:9], "alpha.png"],
+    "everything": BAD,
+}
+WORKERS = [
+    {"num_workers": 0},
+    {"num_workers": 1},
+    {"num_workers": 2, "persistent_workers": True},
+    {"num_workers": 3, "prefetch_factor": 1},
+]
+
+
+def subset_of(folder: ImageFolder, names: list[str]) -> Subset[Any]:
+    places = {Path(path).name: place for place, (path, _) in enumerate(folder.samples)}
+    return Subset(folder, [places[name] for name in names])
+
+
+def test_the_files_are_as_bad_as_their_names_say(mixed_pictures: Path) -> None:
+    folder = ImageFolder(mixed_pictures, train())
+    for name in REFUSED:
+        with pytest.raises(OSError, match=r"truncated|cannot identify"):
+            subset_of(folder, [name])[0]
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=lambda options: str(options["num_workers"]))
+@pytest.mark.parametrize("pipeline", [train, evaluation])
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_batches_and_exceptions_are_torchs(
+    mixed_pictures: Path, arrangement: str, pipeline: Callable[[], Any], options: dict[str, Any]
+) -> None:
+    def build(loader_type: Any) -> Any:
+        dataset = subset_of(ImageFolder(mixed_pictures, pipeline()), ARRANGEMENTS[arrangement])
+        return loader_type(dataset, batch_size=4, **options)
+
+    assert_same_behaviour(build)
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=lambda options: str(options["num_workers"]))
+def test_shuffled_epochs_with_many_bad_files_are_torchs(
+    mixed_pictures: Path, options: dict[str, Any]
+) -> None:
+    def build(loader_type: Any) -> Any:
+        folder = ImageFolder(mixed_pictures, train_v2())
+        return loader_type(folder, batch_size=3, shuffle=True, **options)
+
+    assert_same_behaviour(build, epochs(4))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_strange_files_of_the_corpus_are_treated_as_torch_does(
+    corpus: Path, tmp_path: Path, num_workers: int
+) -> None:
+    files = sorted(path for path in (corpus / "weird").rglob("*") if path.is_file())
+    if not files:
+        pytest.skip("no strange files in the corpus")
+    (tmp_path / "class").mkdir()
+    for number, file in enumerate(files):
+        (tmp_path / "class" / f"{number:04}.jpg").symlink_to(file)
+
+    def build(loader_type: Any) -> Any:
+        folder = ImageFolder(tmp_path, train())
+        return loader_type(folder, batch_size=2, num_workers=num_workers)
+
+    assert_same_behaviour(build, epochs(1))
+
+
+# --- samples ------------------------------------------------------------------------------------
+
+PATHS: dict[str, Callable[[str], Any]] = {
+    "missing": lambda path: path + " is missing",
+    "a directory": lambda path: str(Path(path).parent),
+    "empty": lambda path: "",
+    "with a null byte": lambda path: path + "\0",
+    "not encodable": lambda path: path + "\ud800",
+    "undecodable bytes": lambda path: path + "\udcff",
+    "bytes": lambda path: path.encode(),
+    "pathlib": Path,
+    "none": lambda path: None,
+    "a closed file descriptor": lambda path: 98765,
+}
+LABELS: dict[str, Any] = {
+    "bool": True,
+    "numpy": np.int64(3),
+    "float": 1.5,
+    "text": "a",
+    "none": None,
+    "tuple": (1, 2),
+    "array": np.array([1, 2]),
+    "mapping": {"a": 1},
+    "negative": -5,
+    "largest": 2**63 - 1,
+    "too large": 2**63,
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_of_every_kind_are_torchs_business(
+    pictures: Path, path: str, num_workers: int
+) -> None:
+    def build(loader_type: Any) -> Any:
+        folder = ImageFolder(pictures, train())
+        folder.samples[5] = (PATHS[path](folder.samples[5][0]), 1)
+        return loader_type(folder, batch_size=4, num_workers=num_workers)
+
+    assert_same_behaviour(build, epochs(1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("label", LABELS)
+def test_labels_of_every_kind_are_collated_as_torch_does(
+    pictures: Path, label: str, everywhere: bool, num_workers: int
+) -> None:
+    def build(loader_type: Any) -> Any:
+        folder = ImageFolder(pictures, train())
+        for place in range(len(folder)) if everywhere else [5]:
+            folder.samples[place] = (folder.samples[place][0], LABELS[label])
+        return loader_type(folder, batch_size=6, num_workers=num_workers)
+
+    assert_same_behaviour(build, epochs(1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", [list, dict, np.array])
+def test_samples_of_odd_kinds_are_torchs_business(
+    pictures: Path, kind: Any, num_workers: int
+) -> None:
+    def build(loader_type: Any) -> Any:
+        folder = ImageFolder(pictures, train())
+        samples: list[Any] = list(folder.samples)
+        if kind is list:
+            samples[5] = list(samples[5])
+            samples[9] = (*samples[9], "one too many")
+            samples[13] = "ab"
+            samples[17] = 5
+            folder.samples = samples
+        elif kind is dict:
+            folder.samples = dict(enumerate(samples))  # type: ignore[assignment]
+        else:
+            folder.samples = np.array(samples, dtype=object)  # type: ignore[assignment]
+        return loader_type(folder, batch_size=4, num_workers=num_workers)
+
+    assert_same_behaviour(build, epochs(1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_exception_names_the_file_and_the_sample(mixed_pictures: Path, num_workers: int) -> None:
+    dataset = subset_of(ImageFolder(mixed_pictures, train()), [GOOD[0], "half.jpg", GOOD[1]])
+    iterator = iter(headrace.DataLoader(dataset, batch_size=3, num_workers=num_workers))
+    with pytest.raises(OSError, match="truncated") as caught:
+        next(iterator)
+    assert caught.value.sample_path.endswith("half.jpg")
+    assert caught.value.sample_index == 1
+    notes = "".join(getattr(caught.value, "__notes__", ["half.jpg"]))
+    assert "half.jpg" in notes

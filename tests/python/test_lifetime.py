@@ -1,0 +1,708 @@
+"""Nothing hangs, crashes or outlives its user: exits, interruptions, forks, threads, references."""
+
+import atexit
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from headrace import DataLoader, Error
+from isolated import Isolator
+from lifetime import (
+    COUNT,
+    WORKERS,
+    eventually,
+    in_child,
+    io_threads,
+    labels,
+    make_loader,
+    make_pictures,
+    same_batches,
+    threads,
+)
+
+pytestmark = pytest.mark.parametrize("workers", WORKERS)
+
+held: list[Any] = []  # until the interpreter's very end
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures that take long to decode, so that next() has to wait."""
+    return make_pictures(tmp_path_factory.mktemp("large"), count=4, size=(3000, 3000))
+
+
+def started(loader: DataLoader[Any]) -> Any:
+    iterator = iter(loader)
+    next(iterator)
+    return iterator
+
+
+# --- the interpreter's end ------------------------------------------------------------------------
+
+
+def end_with_live_iterator(folder: str, workers: int) -> None:
+    held.append(started(make_loader(folder, workers)))
+
+
+def end_with_unstarted_iterator(folder: str, workers: int) -> None:
+    held.append(iter(make_loader(folder, workers)))
+
+
+def end_with_iterator_in_cycle(folder: str, workers: int) -> None:
+    cycle = [started(make_loader(folder, workers))]
+    cycle.append(cycle)
+
+
+def end_with_persistent_iterator(folder: str, workers: int) -> None:
+    loader = make_loader(folder, workers, persistent_workers=workers > 0)
+    started(loader)
+    held.append(loader)
+
+
+def end_with_batches(folder: str, workers: int) -> None:
+    held.append(list(make_loader(folder, workers)))
+
+
+def end_with_interrupted_thread(folder: str, workers: int) -> None:
+    """A daemon thread is inside next() when the interpreter ends."""
+    inside = threading.Event()
+
+    def consume() -> None:
+        loader = make_loader(folder, workers)
+        while True:
+            for _ in loader:
+                inside.set()
+
+    threading.Thread(target=consume, daemon=True).start()
+    assert inside.wait(30)
+
+
+def end_reading_on(folder: str, workers: int) -> None:
+    """The exit handler of a program that imported headrace late: it runs after headrace's own."""
+    loader = make_loader(folder, workers)
+    held.append(started(loader))
+    from headrace import iterator as module
+
+    atexit.unregister(module._close_all)
+    atexit.register(lambda: held.append(started(loader)))
+    atexit.register(module._close_all)
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        end_with_live_iterator,
+        end_with_unstarted_iterator,
+        end_with_iterator_in_cycle,
+        end_with_persistent_iterator,
+        end_with_batches,
+        end_reading_on,
+    ],
+)
+def test_the_interpreter_ends_clean(
+    isolated: Isolator, folder: Path, workers: int, scenario: Callable[..., None]
+) -> None:
+    isolated(scenario, folder, workers)
+
+
+def test_the_interpreter_ends_clean_while_a_daemon_thread_waits(
+    isolated: Isolator, folder: Path, large: Path, workers: int
+) -> None:
+    isolated(end_with_interrupted_thread, large, workers)
+    for _ in range(10):
+        isolated(end_with_interrupted_thread, folder, workers)
+
+
+def leave_by_sys_exit(folder: str, workers: int) -> None:
+    for _ in make_loader(folder, workers):
+        sys.exit(3)
+
+
+def leave_by_os_exit(folder: str, workers: int) -> None:
+    for _ in make_loader(folder, workers):
+        os._exit(4)
+
+
+def leave_by_exception(folder: str, workers: int) -> None:
+    for _ in make_loader(folder, workers):
+        raise ArithmeticError("a training step failed")
+
+
+def leave_by_ctrl_c(folder: str, workers: int) -> None:
+    for _ in make_loader(folder, workers):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "status"),
+    [
+        (leave_by_sys_exit, 3),
+        (leave_by_os_exit, 4),
+        (leave_by_exception, 1),
+        (leave_by_ctrl_c, -signal.SIGINT),
+    ],
+)
+def test_the_program_can_leave_the_loop_in_any_way(
+    isolated: Isolator, folder: Path, workers: int, scenario: Callable[..., None], status: int
+) -> None:
+    isolated(scenario, folder, workers, status=status)
+
+
+# --- interruptions --------------------------------------------------------------------------------
+
+
+def interrupt_waiting(folder: str, workers: int) -> None:
+    """Ctrl-C while the first picture is being decoded."""
+    iterator = iter(make_loader(folder, workers, batch_size=1, threads=1))
+    caught_at = 0.0
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    sent_at = time.monotonic() + 0.02
+    try:
+        next(iterator)
+    except KeyboardInterrupt:
+        caught_at = time.monotonic()
+    assert 0 < caught_at < sent_at + 2, "Ctrl-C did not come through"
+    assert iterator.stats()["batches"] == 0, "the test's pictures are too small"
+    assert labels(iterator) == [0, 1, 2, 3]
+
+
+def test_ctrl_c_comes_through_while_next_waits(
+    isolated: Isolator, large: Path, workers: int
+) -> None:
+    isolated(interrupt_waiting, large, workers)
+
+
+def interrupt_step(folder: str, workers: int) -> None:
+    iterator = iter(make_loader(folder, workers))
+    seen = []
+    while len(seen) < COUNT:
+        try:
+            for batch in iterator:
+                seen += labels([batch])
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            continue
+    assert seen == list(range(COUNT))
+    assert next(iterator, None) is None
+
+
+def test_iteration_goes_on_after_ctrl_c_in_the_training_step(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(interrupt_step, folder, workers)
+
+
+def interrupt_pillow(folder: str, workers: int) -> None:
+    """Pillow waits for a FIFO's writer, for ever; later the file is a picture."""
+    fifo = Path(folder, "0005", "x.jpg")
+    picture = fifo.with_suffix(".saved")
+    fifo.rename(picture)
+    os.mkfifo(fifo)
+    torch.manual_seed(1)
+    iterator = iter(make_loader(folder, workers))
+    state = torch.get_rng_state()
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    seen: list[Any] = []
+    try:
+        seen.extend(iterator)
+    except KeyboardInterrupt:
+        if workers > 0:
+            assert torch.equal(torch.get_rng_state(), state), "the caller's generator was left off"
+        picture.rename(fifo)
+        seen.extend(iterator)
+    assert picture.exists() is False, "Ctrl-C did not come through"
+    assert labels(seen) == list(range(COUNT))
+    torch.manual_seed(1)
+    assert same_batches(seen, list(make_loader(folder, workers)))
+
+
+def test_iteration_goes_on_after_ctrl_c_in_pillow(
+    isolated: Isolator, tmp_path: Path, workers: int
+) -> None:
+    isolated(interrupt_pillow, make_pictures(tmp_path), workers)
+
+
+def interrupt_often(folder: str, workers: int) -> None:
+    """Ctrl-C every few milliseconds; next() is the only place that lets it in."""
+    torch.manual_seed(1)
+    expected = list(make_loader(folder, workers))
+    torch.manual_seed(1)
+    iterator = iter(make_loader(folder, workers))
+    interruptions = 0
+
+    def handler(_signal: int, frame: Any) -> None:
+        while frame is not None:
+            if frame.f_code.co_name == "_wait":
+                raise KeyboardInterrupt
+            frame = frame.f_back
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    seen: list[Any] = []
+    while len(seen) < len(expected):
+        try:
+            seen.append(next(iterator))
+        except KeyboardInterrupt:
+            interruptions += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert next(iterator, None) is None
+    assert interruptions > 0
+    assert same_batches(seen, expected)
+
+
+def test_no_batch_is_lost_or_repeated_however_often_a_wait_is_interrupted(
+    isolated: Isolator, large: Path, workers: int
+) -> None:
+    isolated(interrupt_often, large, workers)
+
+
+def interrupt_everywhere(folder: str, workers: int) -> None:
+    """Ctrl-C at each call and return of the Python code in turn: where Python looks for signals."""
+    outcomes = {"complete": 0, "said": 0}
+    loader = make_loader(folder, workers, threads=1)
+    for moment in range(1, 100_000):
+        left = moment
+
+        def profile(_frame: Any, event: str, _argument: Any) -> None:
+            nonlocal left
+            left -= event in ("call", "c_return")
+            if left == 0 and event in ("call", "c_return"):
+                raise KeyboardInterrupt
+
+        iterator = iter(loader)
+        seen: list[int] = []
+        interrupted = False
+        try:
+            sys.setprofile(profile)
+            try:
+                for _ in range(3):
+                    seen += labels([next(iterator)])
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                sys.setprofile(None)
+            if not interrupted:
+                break
+            seen += labels(iterator)
+        except RuntimeError as error:
+            assert "was interrupted" in str(error), error
+            outcomes["said"] += 1
+        else:
+            # The interruption can also have hit the test's own code, between next() and `seen`.
+            assert seen in (list(range(COUNT)), *without_one_batch()), seen
+            outcomes["complete"] += 1
+    assert outcomes["complete"] > 10, outcomes
+    print(outcomes)
+
+
+def without_one_batch() -> list[list[int]]:
+    return [[n for n in range(COUNT) if n // 4 != missing] for missing in range(3)]
+
+
+def test_ctrl_c_at_any_moment_neither_hangs_nor_loses_samples_silently(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(interrupt_everywhere, folder, workers)
+
+
+def handle_signals(folder: str, workers: int) -> None:
+    """Handlers run on the main thread, while next() waits."""
+    heard: list[tuple[int, bool]] = []
+    main = threading.main_thread()
+    iterator = iter(make_loader(folder, workers, batch_size=4, threads=1))
+    for number in (signal.SIGALRM, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(number, lambda n, _: heard.append((n, threading.current_thread() is main)))
+    pid = os.getpid()
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    threading.Timer(0.02, lambda: os.kill(pid, signal.SIGUSR1)).start()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    next(iterator)
+    assert iterator.stats()["batches"] == 1
+    os.waitpid(child, 0)
+    assert eventually(lambda: len(heard) == 3), heard
+    assert all(on_main for _, on_main in heard)
+
+
+def test_handlers_run_while_next_waits(isolated: Isolator, large: Path, workers: int) -> None:
+    isolated(handle_signals, large, workers)
+
+
+def interrupt_through_threads(folder: str, workers: int) -> None:
+    """No thread of headrace's takes signals: sleep() on the main thread would go on."""
+    iterator = started(make_loader(folder, workers))
+    for task in os.listdir("/proc/self/task"):
+        status = Path(f"/proc/self/task/{task}/status").read_text()
+        if "hr-" in status.splitlines()[0]:
+            blocked = next(line for line in status.splitlines() if line.startswith("SigBlk"))
+            mask = int(blocked.split()[1], 16)
+            assert mask >> (signal.SIGINT - 1) & 1, f"{status.splitlines()[0]} takes SIGINT"
+    del iterator
+
+
+def test_no_thread_of_the_loader_takes_signals(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(interrupt_through_threads, folder, workers)
+
+
+# --- references -----------------------------------------------------------------------------------
+
+
+def drop_without_garbage_collector(folder: str, workers: int) -> None:
+    """Reference counts alone end the threads, at whatever stage the iterator is dropped."""
+    Path(folder, "0006", "x.jpg").write_bytes(b"no picture")
+    gc.collect()
+    gc.disable()
+
+    def unstarted(loader: Any) -> Any:
+        return iter(loader)
+
+    def mid_epoch(loader: Any) -> Any:
+        return started(loader)
+
+    def exhausted(loader: Any) -> Any:
+        iterator = iter(loader)
+        while True:
+            try:
+                next(iterator)
+            except StopIteration:
+                return iterator
+            except Exception:
+                continue
+
+    def error_raised(loader: Any) -> Any:
+        iterator = started(loader)
+        try:
+            next(iterator)
+        except Exception:
+            return iterator
+        raise AssertionError("it should have failed")
+
+    for stage in (unstarted, mid_epoch, exhausted, error_raised):
+        for loader_first in (True, False):
+            for options in ({}, {"persistent_workers": True}) if workers else ({},):
+                loader: Any = make_loader(folder, workers, **options)
+                iterator = stage(loader)
+                seen = [weakref.ref(loader), weakref.ref(iterator)]
+                if loader_first:
+                    del loader, iterator
+                else:
+                    del iterator, loader
+                where = f"{stage.__name__} {options}"
+                assert [ref() for ref in seen] == [None, None], where
+                assert eventually(lambda: not io_threads()), where
+
+
+def test_a_dropped_iterator_ends_its_threads_without_the_garbage_collector(
+    isolated: Isolator, tmp_path: Path, workers: int
+) -> None:
+    isolated(drop_without_garbage_collector, make_pictures(tmp_path), workers)
+
+
+def drop_batches(folder: str, workers: int) -> None:
+    gc.disable()
+    loader = make_loader(folder, workers)
+    batches = list(loader)
+    kept = [images.clone() for images, _ in batches]
+    pool = loader._buffer_pool()
+    del loader
+    live = pool.stats()["live_blocks"]
+    assert live == 2 * len(batches), live
+    assert all(torch.equal(a, b) for (a, _), b in zip(batches, kept, strict=True))
+    references = [weakref.ref(tensor) for batch in batches for tensor in batch]
+    del batches
+    assert not any(reference() for reference in references)
+    assert pool.stats()["live_blocks"] == 0
+
+
+def test_batches_belong_to_their_holder_and_are_freed_with_the_last_reference(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(drop_batches, folder, workers)
+
+
+def drop_garbage(folder: str, workers: int) -> None:
+    Path(folder, "0009", "x.jpg").write_bytes(b"no picture")
+    for _ in range(50):
+        cycle = [started(make_loader(folder, workers))]  # an error is on its way in some
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+    assert eventually(lambda: not io_threads())
+
+
+def test_an_iterator_in_a_garbage_cycle_ends_its_threads(
+    isolated: Isolator, tmp_path: Path, workers: int
+) -> None:
+    isolated(drop_garbage, make_pictures(tmp_path), workers)
+
+
+def break_and_raise(folder: str, workers: int) -> None:
+    loader = make_loader(folder, workers, persistent_workers=workers > 0)
+    for _ in range(20):
+        for _ in loader:
+            break
+        try:
+            for _ in loader:
+                raise ArithmeticError
+        except ArithmeticError:
+            pass
+    assert labels(loader) == list(range(COUNT))
+
+
+def test_a_loader_is_as_new_after_break_and_exceptions(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(break_and_raise, folder, workers)
+
+
+def consume(iterator: Any, entered: threading.Event, outcome: list[Any]) -> None:
+    entered.set()
+    try:
+        outcome.extend(iterator)
+    except Error as error:
+        outcome.append(error)
+
+
+def close_from_another_thread(folder: str, workers: int) -> None:
+    """Dropped by another thread while one is inside next(): an error there, and no crash."""
+    for _ in range(20):
+        iterator = iter(make_loader(folder, workers, batch_size=1, threads=1))
+        entered = threading.Event()
+        outcome: list[Any] = []
+        thread = threading.Thread(target=consume, args=(iterator, entered, outcome))
+        thread.start()
+        entered.wait()
+        iterator.close()
+        thread.join()
+        assert isinstance(outcome[-1], Error) and outcome[-1].code == "stopped", outcome
+
+
+def test_closing_wakes_a_thread_inside_next(isolated: Isolator, large: Path, workers: int) -> None:
+    isolated(close_from_another_thread, large, workers)
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+def fork_and_use_parents_iterator(folder: str, workers: int) -> None:
+    iterator = started(make_loader(folder, workers))
+
+    def child() -> None:
+        try:
+            next(iterator)
+        except Error as error:
+            assert error.code == "stopped"
+            assert "forked" in str(error) and "iter(loader)" in str(error), error
+        else:
+            raise AssertionError("a forked child got a batch of its parent's threads")
+
+    assert in_child(child) == 0
+    assert labels(iterator) == list(range(4, COUNT))
+
+
+def test_a_forked_child_hears_that_the_iterator_is_its_parents(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(fork_and_use_parents_iterator, folder, workers)
+
+
+def fork_under_load(folder: str, workers: int) -> None:
+    """Children of a process whose threads hold all kinds of locks, again and again."""
+    persistent = workers > 0
+    loader = make_loader(folder, workers, persistent_workers=persistent)
+    expected = labels(loader)
+    stop = threading.Event()
+
+    def load() -> None:
+        other = make_loader(folder, workers)
+        while not stop.is_set():
+            for _ in other:
+                pass
+
+    thread = threading.Thread(target=load)
+    thread.start()
+
+    def read_epoch() -> None:
+        assert labels(loader) == expected  # a persistent iterator is made anew
+        assert labels(make_loader(folder, workers)) == expected
+
+    def free_and_exit() -> None:
+        batches.clear()
+        iterators.clear()
+        gc.collect()
+
+    def exit_at_once() -> None:
+        os._exit(0)
+
+    for _ in range(12):
+        iterators = [iter(loader)]
+        batches = [next(iterators[0])]
+        for act in (read_epoch, free_and_exit, exit_at_once, lambda: None):
+            assert in_child(act) == 0
+        assert labels(iterators[0]) == expected[4:]
+    stop.set()
+    thread.join()
+
+
+def test_forked_children_read_free_and_exit_while_the_parent_is_under_load(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(fork_under_load, folder, workers, timeout_s=100)
+
+
+def fork_twice(folder: str, workers: int) -> None:
+    loader = make_loader(folder, workers)
+    held.append(started(loader))
+
+    def grandchild() -> None:
+        assert labels(loader) == list(range(COUNT))
+
+    def child() -> None:
+        held.append(started(loader))
+        assert in_child(grandchild) == 0
+        assert labels(loader) == list(range(COUNT))
+
+    assert in_child(child) == 0
+
+
+def test_a_forked_childs_child_reads_too(isolated: Isolator, folder: Path, workers: int) -> None:
+    isolated(fork_twice, folder, workers)
+
+
+class Nested(Dataset[Any]):
+    """Each sample is an epoch of a headrace loader, read inside torch's worker process."""
+
+    def __init__(self, folder: str, workers: int) -> None:
+        self.loader = make_loader(folder, workers)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> list[int]:
+        return labels(self.loader)
+
+
+def fork_torch_workers(folder: str, workers: int) -> None:
+    """torch's workers fork beside a running native iterator, and run one of their own."""
+    beside = started(make_loader(folder, workers))
+    nested = Nested(folder, workers)
+    held.append(started(nested.loader))
+    plain = torch.utils.data.DataLoader(nested, batch_size=None, num_workers=2)
+    for sample in plain:
+        assert sample == list(range(COUNT))
+    assert labels(beside) == list(range(4, COUNT))
+
+
+def test_torchs_workers_fork_beside_the_loader_and_run_one_themselves(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(fork_torch_workers, folder, workers)
+
+
+def read_in_spawned_process(loader: DataLoader[Any], queue: Any) -> None:
+    queue.put(labels(loader))
+
+
+def spawn_with_loader(folder: str, workers: int) -> None:
+    loader = make_loader(folder, workers)
+    held.append(started(loader))
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=read_in_spawned_process, args=(loader, queue))
+    process.start()
+    assert queue.get(timeout=60) == list(range(COUNT))
+    process.join()
+    assert process.exitcode == 0
+    queue.close()
+    queue.join_thread()
+    assert labels(pickle.loads(pickle.dumps(loader))) == list(range(COUNT))
+
+
+def test_a_spawned_process_reads_a_loader_that_was_pickled_to_it(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(spawn_with_loader, folder, workers)
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+def name_threads(folder: str, workers: int) -> None:
+    assert threads() == ["python"] or len(threads()) == 1
+    loader = make_loader(folder, workers, threads=2)
+    iterator = iter(loader)
+    next(iterator)
+    assert io_threads() == ["hr-io-0", "hr-io-1", "hr-io-2", "hr-io-3"]
+    # oneTBB starts threads as there is work, and keeps them for the next loader.
+    assert any(name in ("hr-cpu-0", "hr-cpu-1") for name in threads())
+    del iterator
+    assert eventually(lambda: not io_threads())
+    assert len(threads()) <= 3
+
+
+def test_threads_have_names_and_go_with_the_iterator(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(name_threads, folder, workers)
+
+
+def run_side_by_side(folder: str, workers: int) -> None:
+    """Four loaders, a Python thread each, and four more taken in turn by one thread."""
+    outcomes: list[Any] = []
+
+    def consume() -> None:
+        loader = make_loader(folder, workers)
+        try:
+            outcomes.append([labels(loader) for _ in range(5)])
+        except BaseException as error:
+            outcomes.append(error)
+
+    consumers = [threading.Thread(target=consume) for _ in range(4)]
+    for consumer in consumers:
+        consumer.start()
+    in_turn = zip(*[make_loader(folder, workers) for _ in range(4)], strict=True)
+    for number, batches in enumerate(in_turn):
+        assert all(labels([b]) == list(range(4 * number, 4 * number + 4)) for b in batches)
+    for consumer in consumers:
+        consumer.join()
+    assert outcomes == [[list(range(COUNT))] * 5] * 4, outcomes
+    assert eventually(lambda: not io_threads())
+
+
+def test_loaders_run_side_by_side(isolated: Isolator, folder: Path, workers: int) -> None:
+    isolated(run_side_by_side, folder, workers)
+
+
+def read_as_a_child(folder: str, workers: int) -> None:
+    """The whole of it once more on plain threads, which forked children have instead of oneTBB."""
+    held.append(started(make_loader(folder, workers)))
+    assert in_child(lambda: run_side_by_side(folder, workers)) == 0
+
+
+def test_loaders_run_side_by_side_in_a_forked_child(
+    isolated: Isolator, folder: Path, workers: int
+) -> None:
+    isolated(read_as_a_child, folder, workers)
