@@ -43,8 +43,7 @@ namespace dlpack = headrace::dlpack;
 /// perhaps the holder of its lock are missing.
 class EngineHandle {
  public:
-  EngineHandle(EngineOptions options, const Transform& transform,
-               std::vector<RandomStream> streams)
+  EngineHandle(EngineOptions options, const Transform& transform, std::vector<RandomStream> streams)
       : engine_(std::make_unique<Engine>(std::move(options), transform, std::move(streams))),
         process_(getpid()) {}
 
@@ -74,18 +73,11 @@ class EngineHandle {
     Engine& engine = get();
     if (kept_) return *std::exchange(kept_, {});
     Engine::Event event;
-    std::exception_ptr failure;
     in_next_.lock();
-    PyThreadState* thread = PyEval_SaveThread();
-    try {
+    without_gil([&] {
+      const std::lock_guard use(in_next_, std::adopt_lock);
       event = engine.next(timeout);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    in_next_.unlock();  // before the GIL: whoever holds that may be waiting for this
-    // In no destructor: once the interpreter ends, this ends a daemon thread, by unwinding it.
-    PyEval_RestoreThread(thread);
-    if (failure != nullptr) std::rethrow_exception(failure);
+    });
     return event;
   }
 
@@ -110,13 +102,28 @@ class EngineHandle {
     engine_->stop();
     final_stats_ = engine_->stats();
     std::unique_ptr<Engine> engine = std::move(engine_);
-    const py::gil_scoped_release release;
-    in_next_.lock();  // now nobody is in there any more
-    in_next_.unlock();
-    engine.reset();
+    without_gil([&] {
+      in_next_.lock();  // now nobody is in there any more
+      in_next_.unlock();
+      engine.reset();
+    });
   }
 
  private:
+  template <class Function>
+  static void without_gil(Function function) {
+    std::exception_ptr failure;
+    PyThreadState* thread = PyEval_SaveThread();
+    try {
+      function();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    // In no destructor: at the interpreter's end this ends a daemon thread, by unwinding its stack.
+    PyEval_RestoreThread(thread);
+    if (failure != nullptr) std::rethrow_exception(failure);
+  }
+
   std::unique_ptr<Engine> engine_;
   std::optional<Batch> kept_;
   EngineStats final_stats_;
@@ -133,9 +140,8 @@ Sample to_sample(const py::handle& item) {
   if (PyLong_CheckExact(label.ptr()) == 0) throw py::type_error("a label must be an int");
   const std::int64_t value = PyLong_AsLongLong(label.ptr());
   if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();  // OverflowError
-  return {.path = from_python_path(triple[0]),
-          .label = value,
-          .index = triple[2].cast<std::int64_t>()};
+  return {
+      .path = from_python_path(triple[0]), .label = value, .index = triple[2].cast<std::int64_t>()};
 }
 
 /// Waits in slices, so that Ctrl-C and other signals are served on the main thread meanwhile.
@@ -272,9 +278,8 @@ void bind_engine(py::module_& module) {
 
   py::class_<EngineHandle>(module, "Engine", "headrace::Engine; see loader/include/headrace.")
       .def(py::init([](const Transform& transform, std::vector<RandomStream> streams,
-                       std::shared_ptr<BufferPool> pool, int threads,
-                       std::size_t read_budget_bytes, std::size_t max_batches_in_flight,
-                       std::uint64_t pixel_limit) {
+                       std::shared_ptr<BufferPool> pool, int threads, std::size_t read_budget_bytes,
+                       std::size_t max_batches_in_flight, std::uint64_t pixel_limit) {
              EngineOptions options;
              options.threads = threads;
              options.read_budget_bytes = read_budget_bytes;
@@ -313,8 +318,9 @@ void bind_engine(py::module_& module) {
           py::arg("question"), py::arg("image"), py::arg("random_after"))
       .def(
           "fail",
-          [](const EngineHandle& self, const Question& question,
-             const RandomStream& random_after) { self.get().fail(question, random_after); },
+          [](const EngineHandle& self, const Question& question, const RandomStream& random_after) {
+            self.get().fail(question, random_after);
+          },
           py::arg("question"), py::arg("random_after"))
       .def(
           "rewind",

@@ -24,9 +24,9 @@ def check_requirements() -> None:
         importlib.import_module("headrace._core")
     except ImportError as error:
         raise ImportError(
-            f"headrace._core, the C++ core, cannot be imported ({error}): it was not built for this "
-            "Python. Build it with: pip install --force-reinstall headrace; from its sources: pip "
-            "install ."
+            f"headrace._core, the C++ core, cannot be imported ({error}): it was not built for "
+            "this Python. Build it with: pip install --force-reinstall headrace; from its sources: "
+            "pip install ."
         ) from error
 
 

@@ -60,7 +60,8 @@ class _NativeIterator(_BaseDataLoaderIter):
     def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
         super().__init__(loader)
         self._process = os.getpid()
-        self._waiting = False
+        # Between a batch's leaving one place and its being in the next.
+        self._moving = False
         self._torn = False
         self._recipe = recipe
         self._rules = selfcheck.random_rules()
@@ -127,13 +128,13 @@ class _NativeIterator(_BaseDataLoaderIter):
                 "the last next() was interrupted while it moved a batch, which is lost. Make a new "
                 "iterator, with iter(loader)"
             )
-        self._waiting = False
+        self._moving = False
         try:
             return super().__next__()
         except Exception:
             raise
         except BaseException:
-            self._torn = not self._waiting or self._engine.in_flight != self._expected()
+            self._torn = self._moving or self._engine.in_flight != self._expected()
             raise
 
     @property
@@ -144,12 +145,11 @@ class _NativeIterator(_BaseDataLoaderIter):
     def _wait(self, timeout_s: float = 0) -> Batch:
         """The oldest batch, once every question that stood in its way is answered."""
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
-        self._waiting = True
         while True:
             left_ms = min(_WAIT_MS, max(0, (deadline - time.monotonic()) * 1000))
             event = self._engine.next(math.ceil(left_ms))
             if isinstance(event, Batch):
-                self._waiting = False
+                self._moving = True
                 return event
             if isinstance(event, Question):
                 self._answer(event)
@@ -215,22 +215,32 @@ class _Failure:
     def __init__(
         self, error: Exception | ExceptionWrapper, note: tuple[str, Any, str] | None
     ) -> None:
-        self._error = error
+        self._error: Exception | ExceptionWrapper | None = error
         self._note = note
 
     def reraise(self) -> None:
+        """Raises it, once. What catches it holds no cycle: iterators die with their last user."""
+        error = self._take()
+        if self._note is not None:
+            path, index, reason = self._note
+            vars(error).update(sample_path=path, sample_index=index)
+            if hasattr(error, "add_note"):
+                error.add_note(f"headrace: {path} (sample {index}): {reason}")
         try:
-            if isinstance(self._error, ExceptionWrapper):
-                self._error.reraise()
-            else:
-                raise self._error
-        except Exception as error:
-            if self._note is not None:
-                path, index, reason = self._note
-                vars(error).update(sample_path=path, sample_index=index)
-                if hasattr(error, "add_note"):
-                    error.add_note(f"headrace: {path} (sample {index}): {reason}")
-            raise
+            raise error
+        finally:
+            del error
+
+    def _take(self) -> Exception:
+        error, self._error = self._error, None
+        if not isinstance(error, ExceptionWrapper):
+            assert error is not None
+            return error
+        try:
+            error.reraise()
+        except Exception as rebuilt:
+            return rebuilt.with_traceback(None)
+        raise AssertionError("not reached")
 
 
 def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
@@ -381,6 +391,7 @@ class MainProcessIterator(_NativeIterator):
 
     def _restart(self) -> None:
         """A new engine for what is in flight, from the main generator's state."""
+        self._moving = True
         self.close()
         state = selfcheck.stream_of(torch.get_rng_state(), self._rules)
         self._random = is_random(self._recipe)
@@ -389,6 +400,7 @@ class MainProcessIterator(_NativeIterator):
         pending, self._queue = self._queue, deque()
         for _, indices, _ in pending:
             self._begin(indices)
+        self._moving = False
 
     def _begin(self, indices: Any) -> None:
         batch, samples = self._submit(0, indices) if self._native else (None, [])
@@ -397,6 +409,7 @@ class MainProcessIterator(_NativeIterator):
     def _pull(self) -> bool:
         """Begins one more batch; False when the sampler has none."""
         if not self._exhausted:
+            self._moving = True
             try:
                 indices = self._next_index()
             except StopIteration:
@@ -405,6 +418,7 @@ class MainProcessIterator(_NativeIterator):
                 if not self._queue:
                     self._follow_generator()
                 self._begin(indices)
+            self._moving = False
         return not self._exhausted
 
     def _follow_generator(self) -> None:
@@ -417,7 +431,7 @@ class MainProcessIterator(_NativeIterator):
         self._engine.rewind(0, stream)
 
     def _follow_dataset(self) -> None:
-        """Begins anew when dataset or process are not what the batches in flight were begun with."""
+        """Begins anew when what the batches in flight were begun with has changed."""
         explanation, recipe = decide(self._loader)
         settings = ProcessSettings.current()
         batch, indices, samples = self._queue[0]
@@ -444,7 +458,6 @@ class MainProcessIterator(_NativeIterator):
 
     def _by_torch(self) -> Any:
         _, indices, _ = self._queue.popleft()
-        self._waiting = True  # the batch has left the books: it may fail or be interrupted
         return self._fetch(indices)
 
     def _by_engine(self) -> Any:

@@ -211,3 +211,5 @@ _OPERATIONS: dict[type, Callable[[Any], Op]] = {
     v1.Normalize: _normalize,
     v2.Normalize: _normalize,
 }
+
+KNOWN_TRANSFORMS: list[type] = [v1.Compose, v2.Compose, *_OPERATIONS]

@@ -5,19 +5,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torchvision
+from PIL import Image
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils import collate as torch_collate
-from torchvision.datasets import ImageFolder
+from torchvision.datasets import ImageFolder, folder
 from torchvision.datasets.folder import default_loader
 
 from headrace import selfcheck
-from headrace.recipe import NotNative, to_json
+from headrace.recipe import KNOWN_TRANSFORMS, NotNative, to_json
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
 
 _AN_IMAGE = torchvision.tv_tensors.Image(torch.zeros(1, 1, 1))
+
+# What the native path stands for, as it was: who replaces a part of it wants the replacement run.
+_STANDS_FOR = [
+    (owner, name, getattr(owner, name, None))
+    for owner, names in [
+        (Subset, ["__getitem__", "__getitems__"]),
+        (ImageFolder, ["__getitem__", "__getitems__"]),
+        (folder, ["pil_loader"]),
+        (Image, ["open"]),
+        (Image.Image, ["convert", "crop", "resize", "transpose"]),
+        *((kind, ["__call__", "forward", "get_params", "transform"]) for kind in KNOWN_TRANSFORMS),
+    ]
+    for name in names
+]
 
 
 @dataclass(frozen=True)
@@ -65,12 +80,12 @@ def decide(loader: "DataLoader[Any]") -> tuple[Explanation, str]:
 
 def _native_recipe(loader: "DataLoader[Any]") -> str:
     _check_arguments(loader)
-    folder = image_folder_of(loader.dataset)
-    _check_folder(folder)
+    dataset = image_folder_of(loader.dataset)
+    _check_folder(dataset)
     _check_collate(loader.collate_fn)
     _check_process()
-    recipe = to_json(folder.transform)
-    selfcheck.check(recipe, folder.transform)
+    recipe = to_json(dataset.transform)
+    selfcheck.check(recipe, dataset.transform)
     return recipe
 
 
@@ -129,6 +144,9 @@ def _check_collate(collate_fn: object) -> None:
 
 
 def _check_process() -> None:
+    for owner, name, original in _STANDS_FOR:
+        if getattr(owner, name, None) is not original:
+            raise NotNative(getattr(owner, name), f"it replaces {name} of {owner}")
     if _has_any_global_hook():
         raise NotNative("a global hook of torch.nn", "it may change what transforms do")
     if type(_AN_IMAGE + 0) is not torch.Tensor:

@@ -14,11 +14,11 @@ class ProcessSettings:
 
     Attributes:
         load_truncated_images: Pillow pads what is missing of a file instead of raising.
-        max_image_pixels: Pillow warns of larger images; None: never.
+        max_image_pixels: Pillow warns of larger images; None: never. (It may be a float too.)
     """
 
     load_truncated_images: bool
-    max_image_pixels: float | None
+    max_image_pixels: int | None
 
     @classmethod
     def current(cls) -> "ProcessSettings":

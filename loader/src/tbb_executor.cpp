@@ -1,4 +1,3 @@
-#include <pthread.h>
 #include <tbb/global_control.h>
 #include <tbb/info.h>
 #include <tbb/task_arena.h>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "executor.h"
+#include "own_thread.h"
 
 namespace headrace {
 namespace {
@@ -46,22 +46,21 @@ class ParallelismLease {
   int threads_;
 };
 
-class ThreadNames final : public tbb::task_scheduler_observer {
+class OwnThreads final : public tbb::task_scheduler_observer {
  public:
-  explicit ThreadNames(tbb::task_arena& arena) : tbb::task_scheduler_observer(arena) {
+  explicit OwnThreads(tbb::task_arena& arena) : tbb::task_scheduler_observer(arena) {
     observe(true);
   }
-  ~ThreadNames() override { observe(false); }
+  ~OwnThreads() override { observe(false); }
   void on_scheduler_entry(bool is_worker) override {
     if (!is_worker) return;
-    const auto name = "hr-cpu-" + std::to_string(tbb::this_task_arena::current_thread_index());
-    pthread_setname_np(pthread_self(), name.c_str());
+    become_own_thread("hr-cpu-" + std::to_string(tbb::this_task_arena::current_thread_index()));
   }
 };
 
 class TbbExecutor final : public Executor {
  public:
-  explicit TbbExecutor(int threads) : lease_(threads), arena_(threads, 0), names_(arena_) {}
+  explicit TbbExecutor(int threads) : lease_(threads), arena_(threads, 0), own_threads_(arena_) {}
 
   ~TbbExecutor() noexcept override {
     // Cancelled tasks are destroyed without being run, but somebody must take them off the arena:
@@ -71,9 +70,8 @@ class TbbExecutor final : public Executor {
   }
 
   void submit(Task task) override {
-    arena_.enqueue(group_.defer([task = std::move(task)] {
-      task(tbb::this_task_arena::current_thread_index());
-    }));
+    arena_.enqueue(group_.defer(
+        [task = std::move(task)] { task(tbb::this_task_arena::current_thread_index()); }));
   }
 
   // oneTBB gives every arena at least two slots, and one thread alone takes now this, now that one.
@@ -82,7 +80,7 @@ class TbbExecutor final : public Executor {
  private:
   ParallelismLease lease_;
   tbb::task_arena arena_;
-  ThreadNames names_;
+  OwnThreads own_threads_;
   tbb::task_group group_;
 };
 

@@ -1,6 +1,3 @@
-#include <pthread.h>
-#include <signal.h>
-
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -10,6 +7,7 @@
 #include <vector>
 
 #include "executor.h"
+#include "own_thread.h"
 
 namespace headrace {
 namespace {
@@ -19,8 +17,7 @@ class ThreadExecutor final : public Executor {
   explicit ThreadExecutor(int threads) {
     threads_.reserve(static_cast<std::size_t>(threads));
     for (int worker = 0; worker < threads; ++worker) {
-      threads_.emplace_back(
-          [this, worker](const std::stop_token& stop) { work(stop, worker); });
+      threads_.emplace_back([this, worker](const std::stop_token& stop) { work(stop, worker); });
     }
   }
 
@@ -41,11 +38,7 @@ class ThreadExecutor final : public Executor {
 
  private:
   void work(const std::stop_token& stop, int worker) {
-    // Signals belong to the program's own threads.
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, nullptr);
-    pthread_setname_np(pthread_self(), ("hr-cpu-" + std::to_string(worker)).c_str());
+    become_own_thread("hr-cpu-" + std::to_string(worker));
     std::unique_lock lock(mutex_);
     while (changed_.wait(lock, stop, [this] { return !queue_.empty(); }) &&
            !stop.stop_requested()) {

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import bad_files, good_files, write_folder
+
 from isolated import Isolator
+from support import bad_files, good_files, write_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,6 +8,7 @@ Run as a program this module is that process. In memory that is freed there lies
 (MALLOC_PERTURB_), so that a use after it shows; leaked files and sockets are errors (-X dev).
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -61,14 +62,15 @@ class Isolator:
             try:
                 found = int(self._receive(timeout_s))
             except TimeoutError:
-                os.kill(pid, signal.SIGABRT)  # faulthandler prints the stacks
-                time.sleep(1)
-                os.killpg(pid, signal.SIGKILL)
-                self._receive(10)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)  # faulthandler prints the stacks
+                    time.sleep(1)
+                    os.killpg(pid, signal.SIGKILL)
+                self._receive(60)
                 raise AssertionError(f"no end after {timeout_s} s:\n{output.read()}") from None
             text = output.read()
         assert found == status, f"exit status {found} instead of {status}:\n{text}"
-        assert "Exception ignored" not in text, text
+        assert "ResourceWarning" not in text, text
         return text
 
     def close(self) -> None:

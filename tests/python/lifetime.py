@@ -79,11 +79,13 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 20) -> bool:
     return True
 
 
-def in_child(function: Callable[[], Any]) -> int:
-    """Runs it in a forked child that then ends as a whole interpreter; the child's exit status."""
+def in_child(function: Callable[[], Any], at_once: bool = False) -> int:
+    """Runs it in a forked child that then ends, as a whole interpreter or at once; its status."""
     child = os.fork()
     if child == 0:
         function()
+        if at_once:
+            os._exit(0)
         raise SystemExit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

@@ -151,7 +151,10 @@ def one_epoch(loader: TorchLoader[Any], at_most: int = 100) -> Iterator[Any]:
     if isinstance(iterator, Raised):
         yield iterator
         return
-    yield len(iterator) if hasattr(type(loader.batch_sampler), "__len__") else "begun"
+    try:
+        yield len(iterator)
+    except TypeError:
+        yield "no length"
     for _ in range(at_most):
         event = step(iterator)
         yield event
@@ -166,8 +169,8 @@ def one_epoch(loader: TorchLoader[Any], at_most: int = 100) -> Iterator[Any]:
 def end(iterator: Any) -> None:
     """Ends the workers of torch's iterator at once.
 
-    One that raised is part of a cycle. Left to the garbage collector it waits in vain for its workers,
-    and when a later worker process collects it, it stops the workers of others.
+    One that raised is part of a cycle. Left to the garbage collector it waits in vain for its
+    workers, and when a later worker process collects it, it stops the workers of others.
     """
     if hasattr(iterator, "_shutdown_workers"):
         iterator._shutdown_workers()
@@ -200,9 +203,7 @@ def train(size: int = 24) -> Any:
 
 
 def train_uint8(size: int = 24) -> Any:
-    return v1.Compose(
-        [v1.RandomResizedCrop(size), v1.RandomHorizontalFlip(), v1.PILToTensor()]
-    )
+    return v1.Compose([v1.RandomResizedCrop(size), v1.RandomHorizontalFlip(), v1.PILToTensor()])
 
 
 def evaluation(size: int = 24) -> Any:

@@ -1,4 +1,4 @@
-"""Damaged, foreign and missing files: the same exceptions at the same places, the same batches after."""
+"""Damaged and foreign files: the same exceptions at the same places, the same batches after."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import Subset
+from torchvision.datasets import ImageFolder
+
+import headrace
 from support import (
     assert_same_behaviour,
     bad_files,
@@ -15,10 +19,6 @@ from support import (
     train,
     train_v2,
 )
-from torch.utils.data import Subset
-from torchvision.datasets import ImageFolder
-
-import headrace
 
 GOOD, BAD = sorted(good_files()), sorted(bad_files())
 REFUSED = ["empty.jpg", "half.jpg", "header only.jpg", "garbage.jpg", "text.jpg", "truncated.png"]
@@ -49,7 +49,7 @@ def subset_of(folder: ImageFolder, names: list[str]) -> Subset[Any]:
 def test_the_files_are_as_bad_as_their_names_say(mixed_pictures: Path) -> None:
     folder = ImageFolder(mixed_pictures, train())
     for name in REFUSED:
-        with pytest.raises(OSError, match=r"truncated|cannot identify"):
+        with pytest.raises(OSError, match=r"[Tt]runcated|cannot identify"):
             subset_of(folder, [name])[0]
 
 
@@ -109,45 +109,43 @@ PATHS: dict[str, Callable[[str], Any]] = {
     "none": lambda path: None,
     "a closed file descriptor": lambda path: 98765,
 }
-LABELS: dict[str, Any] = {
-    "bool": True,
-    "numpy": np.int64(3),
-    "float": 1.5,
-    "text": "a",
-    "none": None,
-    "tuple": (1, 2),
-    "array": np.array([1, 2]),
-    "mapping": {"a": 1},
-    "negative": -5,
-    "largest": 2**63 - 1,
-    "too large": 2**63,
-}
+LABELS = [
+    True,
+    np.int64(3),
+    1.5,
+    "text",
+    None,
+    (1, 2),
+    np.array([1, 2]),
+    {"a": 1},
+    -5,
+    2**63 - 1,
+    2**63,
+]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("path", PATHS)
-def test_paths_of_every_kind_are_torchs_business(
-    pictures: Path, path: str, num_workers: int
-) -> None:
+def test_paths_of_every_kind_are_torchs_business(pictures: Path, num_workers: int) -> None:
     def build(loader_type: Any) -> Any:
         folder = ImageFolder(pictures, train())
-        folder.samples[5] = (PATHS[path](folder.samples[5][0]), 1)
-        return loader_type(folder, batch_size=4, num_workers=num_workers)
+        good = folder.samples[:]
+        folder.samples = []
+        for change, (path, label) in zip(PATHS.values(), good, strict=False):
+            folder.samples += [(path, label), (change(path), 1)]
+        return loader_type(folder, batch_size=2, num_workers=num_workers)
 
     assert_same_behaviour(build, epochs(1))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("everywhere", [False, True])
-@pytest.mark.parametrize("label", LABELS)
-def test_labels_of_every_kind_are_collated_as_torch_does(
-    pictures: Path, label: str, everywhere: bool, num_workers: int
-) -> None:
+def test_labels_of_every_kind_are_collated_as_torch_does(pictures: Path, num_workers: int) -> None:
     def build(loader_type: Any) -> Any:
         folder = ImageFolder(pictures, train())
-        for place in range(len(folder)) if everywhere else [5]:
-            folder.samples[place] = (folder.samples[place][0], LABELS[label])
-        return loader_type(folder, batch_size=6, num_workers=num_workers)
+        path, other = folder.samples[0][0], folder.samples[1][0]
+        folder.samples = []
+        for label in LABELS:  # in batches of their own, and mixed with ordinary ones
+            folder.samples += [(path, label), (other, label), (path, 1), (other, label)]  # type: ignore[list-item]
+        return loader_type(folder, batch_size=2, num_workers=num_workers)
 
     assert_same_behaviour(build, epochs(1))
 

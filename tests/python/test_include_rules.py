@@ -25,7 +25,7 @@ STAGES = {
     "reader": {"pread_reader", "reader"},
     "plan_stream": {"plan_stream"},
     "slot_ring": {"slot_ring"},
-    "executor": {"executor", "tbb_executor", "thread_executor"},
+    "executor": {"executor", "own_thread", "tbb_executor", "thread_executor"},
     "engine": {"engine", "engine_parts"},
 }
 

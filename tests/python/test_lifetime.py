@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures that take long to decode, so that next() has to wait."""
-    return make_pictures(tmp_path_factory.mktemp("large"), count=4, size=(3000, 3000))
+    return make_pictures(tmp_path_factory.mktemp("large"), count=4, size=(2500, 2500))
 
 
 def started(loader: DataLoader[Any]) -> Any:
@@ -127,7 +127,7 @@ def test_the_interpreter_ends_clean_while_a_daemon_thread_waits(
     isolated: Isolator, folder: Path, large: Path, workers: int
 ) -> None:
     isolated(end_with_interrupted_thread, large, workers)
-    for _ in range(10):
+    for _ in range(5):
         isolated(end_with_interrupted_thread, folder, workers)
 
 
@@ -251,10 +251,8 @@ def interrupt_often(folder: str, workers: int) -> None:
     interruptions = 0
 
     def handler(_signal: int, frame: Any) -> None:
-        while frame is not None:
-            if frame.f_code.co_name == "_wait":
-                raise KeyboardInterrupt
-            frame = frame.f_back
+        if is_inside(frame, "_wait"):
+            raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
@@ -278,16 +276,17 @@ def test_no_batch_is_lost_or_repeated_however_often_a_wait_is_interrupted(
 
 def interrupt_everywhere(folder: str, workers: int) -> None:
     """Ctrl-C at each call and return of the Python code in turn: where Python looks for signals."""
-    outcomes = {"complete": 0, "said": 0}
+    outcomes = {"complete": 0, "said": 0, "swallowed": 0}
     loader = make_loader(folder, workers, threads=1)
-    for moment in range(1, 100_000):
+    for moment in range(1, 100_000, 1 if workers else 3):
         left = moment
 
-        def profile(_frame: Any, event: str, _argument: Any) -> None:
+        def profile(frame: Any, event: str, _argument: Any) -> None:
             nonlocal left
-            left -= event in ("call", "c_return")
-            if left == 0 and event in ("call", "c_return"):
-                raise KeyboardInterrupt
+            if event in ("call", "c_return") and is_inside(frame, "__next__"):
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
 
         iterator = iter(loader)
         seen: list[int] = []
@@ -295,28 +294,30 @@ def interrupt_everywhere(folder: str, workers: int) -> None:
         try:
             sys.setprofile(profile)
             try:
-                for _ in range(3):
+                for _ in range(2):
                     seen += labels([next(iterator)])
             except KeyboardInterrupt:
                 interrupted = True
             finally:
                 sys.setprofile(None)
-            if not interrupted:
+            if left > 0:
                 break
             seen += labels(iterator)
         except RuntimeError as error:
             assert "was interrupted" in str(error), error
             outcomes["said"] += 1
         else:
-            # The interruption can also have hit the test's own code, between next() and `seen`.
-            assert seen in (list(range(COUNT)), *without_one_batch()), seen
-            outcomes["complete"] += 1
-    assert outcomes["complete"] > 10, outcomes
+            assert seen == list(range(COUNT)), moment
+            # Python itself swallows what is raised where a generator is finalized.
+            outcomes["complete" if interrupted else "swallowed"] += 1
+    assert outcomes["complete"] > 0 and outcomes["swallowed"] < 10, outcomes
     print(outcomes)
 
 
-def without_one_batch() -> list[list[int]]:
-    return [[n for n in range(COUNT) if n // 4 != missing] for missing in range(3)]
+def is_inside(frame: Any, function: str) -> bool:
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
 
 
 def test_ctrl_c_at_any_moment_neither_hangs_nor_loses_samples_silently(
@@ -371,8 +372,12 @@ def test_no_thread_of_the_loader_takes_signals(
 
 
 def drop_without_garbage_collector(folder: str, workers: int) -> None:
-    """Reference counts alone end the threads, at whatever stage the iterator is dropped."""
-    Path(folder, "0006", "x.jpg").write_bytes(b"no picture")
+    """Reference counts alone end the threads, at whatever stage the iterator is dropped.
+
+    One case is left to the garbage collector: without workers, an exception that was met while
+    looking ahead has the frames of next() in its traceback.
+    """
+    Path(folder, "0000", "x.jpg").write_bytes(b"no picture")
     gc.collect()
     gc.disable()
 
@@ -380,7 +385,9 @@ def drop_without_garbage_collector(folder: str, workers: int) -> None:
         return iter(loader)
 
     def mid_epoch(loader: Any) -> Any:
-        return started(loader)
+        iterator = error_raised(loader)
+        next(iterator)
+        return iterator
 
     def exhausted(loader: Any) -> Any:
         iterator = iter(loader)
@@ -393,7 +400,7 @@ def drop_without_garbage_collector(folder: str, workers: int) -> None:
                 continue
 
     def error_raised(loader: Any) -> Any:
-        iterator = started(loader)
+        iterator = iter(loader)
         try:
             next(iterator)
         except Exception:
@@ -445,7 +452,7 @@ def test_batches_belong_to_their_holder_and_are_freed_with_the_last_reference(
 
 def drop_garbage(folder: str, workers: int) -> None:
     Path(folder, "0009", "x.jpg").write_bytes(b"no picture")
-    for _ in range(50):
+    for _ in range(20):
         cycle = [started(make_loader(folder, workers))]  # an error is on its way in some
         cycle.append(cycle)
         del cycle
@@ -488,7 +495,7 @@ def consume(iterator: Any, entered: threading.Event, outcome: list[Any]) -> None
 
 def close_from_another_thread(folder: str, workers: int) -> None:
     """Dropped by another thread while one is inside next(): an error there, and no crash."""
-    for _ in range(20):
+    for _ in range(5):
         iterator = iter(make_loader(folder, workers, batch_size=1, threads=1))
         entered = threading.Event()
         outcome: list[Any] = []
@@ -554,14 +561,11 @@ def fork_under_load(folder: str, workers: int) -> None:
         iterators.clear()
         gc.collect()
 
-    def exit_at_once() -> None:
-        os._exit(0)
-
-    for _ in range(12):
+    for number in range(20):
         iterators = [iter(loader)]
         batches = [next(iterators[0])]
-        for act in (read_epoch, free_and_exit, exit_at_once, lambda: None):
-            assert in_child(act) == 0
+        for act in (read_epoch, free_and_exit, lambda: None):
+            assert in_child(act, at_once=number >= 3) == 0
         assert labels(iterators[0]) == expected[4:]
     stop.set()
     thread.join()
