@@ -307,9 +307,9 @@ namespace {
 Engine::Parts default_parts(const EngineOptions& options) {
   return {.make_reader =
               [options](std::function<void(ReadResult)> on_done) {
-                return make_pread_reader({.threads = options.io_threads,
-                                          .read_budget_bytes = options.read_budget_bytes},
-                                         std::move(on_done));
+                return make_pread_reader(
+                    {.threads = options.io_threads, .read_budget_bytes = options.read_budget_bytes},
+                    std::move(on_done));
               },
           .make_executor = [options] { return make_executor(options.threads); }};
 }

@@ -73,6 +73,48 @@ bool resolution_tags_are_regular(Bytes tiff) {
   return true;
 }
 
+/// Pillow warns of a multi-picture index that it can't read in full, and a warning may be an
+/// exception. None comes of an index as the standard (CIPA DC-007) has it: tags in rising order and
+/// of their types, a whole entry for each picture, and only JPEG pictures.
+bool multi_picture_index_is_regular(Bytes tiff) {
+  const bool big_endian = starts_with(tiff, "MM\0*"sv);
+  if (tiff.size() < 8 || !(big_endian || starts_with(tiff, "II*\0"sv))) return false;
+  const Numbers numbers{tiff, big_endian};
+  constexpr std::size_t kEntrySize = 12, kLinkSize = 4, kPictureSize = 16;
+  constexpr std::uint32_t kVersion = 0xB000, kPictureCount = 0xB001, kPictures = 0xB002,
+                          kUniqueIds = 0xB003, kFrameCount = 0xB004;
+  const std::size_t directory = numbers.u32(4);
+  if (directory + 2 > tiff.size()) return false;
+  const std::size_t entries = directory + 2;
+  const std::size_t links = entries + numbers.u16(directory) * kEntrySize;
+  if (links + kLinkSize > tiff.size()) return false;
+
+  std::uint32_t last_tag = 0;
+  std::size_t picture_count = 0;
+  Bytes pictures;
+  for (std::size_t at = entries; at < links; at += kEntrySize) {
+    const std::uint32_t tag = numbers.u16(at);
+    const std::uint32_t type = numbers.u16(at + 2);
+    const std::size_t count = numbers.u32(at + 4);
+    constexpr std::uint32_t kLong = 4, kUndefined = 7;
+    const bool is_number = tag == kPictureCount || tag == kFrameCount;
+    const bool is_known = is_number || tag == kVersion || tag == kPictures || tag == kUniqueIds;
+    if (!is_known || tag <= last_tag || type != (is_number ? kLong : kUndefined)) return false;
+    last_tag = tag;
+    if (is_number && count != 1) return false;
+    const std::size_t value = is_number || count <= 4 ? at + 8 : std::size_t{numbers.u32(at + 8)};
+    if (value > tiff.size() || count > tiff.size() - value) return false;
+    if (tag == kPictureCount) picture_count = numbers.u32(value);
+    if (tag == kPictures) pictures = tiff.subspan(value, count);
+  }
+  if (picture_count == 0 || picture_count > pictures.size() / kPictureSize) return false;
+  const Numbers attributes{pictures, big_endian};
+  for (std::size_t i = 0; i < picture_count; ++i) {
+    if ((attributes.u32(i * kPictureSize) >> 24 & 7) != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string_view JpegMetadata::add(std::uint8_t marker, Bytes payload) {
@@ -88,8 +130,9 @@ std::string_view JpegMetadata::add(std::uint8_t marker, Bytes payload) {
       exif_ = payload.subspan(6);
       break;
     case 0xE2:
-      // Multi-picture indexes (MPF) are parsed too, but whatever they hold, the first picture is
-      // what Pillow decodes.
+      if (starts_with(payload, "MPF\0"sv) && !multi_picture_index_is_regular(payload.subspan(4))) {
+        return "irregular multi-picture index";
+      }
       if (starts_with(payload, "ICC_PROFILE\0"sv) && payload.size() < 14) {
         return "ICC segment is too short";
       }

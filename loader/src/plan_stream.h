@@ -19,15 +19,15 @@ namespace headrace {
 /// The state machine behind "same random draws as a torch worker, but in parallel".
 ///
 /// A torch worker handles its batches one after another and each sample whole, with one random
-/// stream. Draws depend on the data only through the image's size and through failure: a sample that
-/// raises ends its batch, so that the next batch begins earlier in the stream. PlanStream therefore
-/// plans rows in stream order as soon as their sizes are known, on the assumption that everything
-/// before them succeeds, and takes plans back when that turns out wrong.
+/// stream. Draws depend on the data only through the image's size and through failure: a sample
+/// that raises ends its batch, so that the next batch begins earlier in the stream. PlanStream
+/// therefore plans rows in stream order as soon as their sizes are known, on the assumption that
+/// everything before them succeeds, and takes plans back when that turns out wrong.
 ///
-/// Two cursors run over the rows in stream order. The *plan* cursor stands at the first row that has
-/// no plan; it stops at a row whose size is not known yet and at a doubtful one. The *settle* cursor
-/// stands at the first row whose outcome could still change. Only there may the oracle be asked
-/// about a doubtful row, since only there the random stream before it is certain.
+/// Two cursors run over the rows in stream order. The *plan* cursor stands at the first row that
+/// has no plan; it stops at a row whose size is not known yet and at a doubtful one. The *settle*
+/// cursor stands at the first row whose outcome could still change. Only there may the oracle be
+/// asked about a doubtful row, since only there the random stream before it is certain.
 ///
 /// Events come in by calls; what must be done comes out of take_actions(). No threads, no clock, no
 /// I/O: the engine's lock guards it and carries the actions out.
@@ -76,7 +76,8 @@ class PlanStream {
   void decoded(std::uint64_t batch, std::size_t row, std::optional<std::string> doubt);
   /// The oracle computed the row (its result is in place) or raised (`failed`), and left the stream
   /// at `random_after`. The row must be the one of question().
-  void answered(std::uint64_t batch, std::size_t row, bool failed, const RandomStream& random_after);
+  void answered(std::uint64_t batch, std::size_t row, bool failed,
+                const RandomStream& random_after);
 
   /// Puts the stream to `random` before the oldest batch. When that is not where it was, every plan
   /// is made again.

@@ -13,9 +13,9 @@
 
 namespace headrace {
 
-/// A slot is Free, then Filling from begin() to lease(), then Leased: its memory is the caller's and
-/// comes back to the pool by itself. Whether a Filling slot is ready to be leased is not known here:
-/// that follows from its rows (PlanStream::settled).
+/// A slot is Free, then Filling from begin() to lease(), then Leased: its memory is the caller's
+/// and comes back to the pool by itself. Whether a Filling slot is ready to be leased is not known
+/// here: that follows from its rows (PlanStream::settled).
 ///
 /// Not thread-safe by itself: the engine's lock guards it. Rows are written without that lock: a
 /// row's address is fixed from begin() to lease(), and has one writer at a time.
@@ -43,7 +43,8 @@ class SlotRing {
   /// The oldest slot. Needs !empty().
   std::uint64_t front_id() const noexcept { return slots_.front().id; }
 
-  /// Takes the oldest slot out of the ring with its memory. Needs !empty(), and no writer left in it.
+  /// Takes the oldest slot out of the ring with its memory. Needs !empty(), and no writer left in
+  /// it.
   Slot lease();
 
  private:

@@ -145,8 +145,7 @@ std::vector<std::int64_t> labels(const Batch& batch) {
   return result;
 }
 
-TEST_CASE("engine hands out batches in submission order, in whatever order reads end",
-          "[engine]") {
+TEST_CASE("engine hands out batches in submission order, in whatever order reads end", "[engine]") {
   Rig rig;
   CHECK(rig.engine->submit(0, samples({10, 20})) == 0);
   CHECK(rig.engine->submit(0, samples({30})) == 1);
@@ -404,9 +403,9 @@ TEST_CASE("the same batches come for 1, 2 and 8 threads, broken files among them
     const int height = 2 + static_cast<int>(random() % 40);
     auto file = flat_jpeg(width, height, i % 200);
     const auto kind = random() % 12;
-    if (kind == 0) file.resize(file.size() / 2);                  // doubtful at arrival
-    if (kind == 1) file[file.size() - 3] = std::byte{0xAA};       // perhaps at decoding
-    if (kind == 2) file.erase(file.end() - 4, file.end() - 2);    // too little data: a warning
+    if (kind == 0) file.resize(file.size() / 2);                // doubtful at arrival
+    if (kind == 1) file[file.size() - 3] = std::byte{0xAA};     // perhaps at decoding
+    if (kind == 2) file.erase(file.end() - 4, file.end() - 2);  // too little data: a warning
     auto path = directory.write(std::to_string(i) + ".jpg", file);
     if (kind == 3) path += ".missing";
     files.push_back({.path = path, .label = i, .index = i});

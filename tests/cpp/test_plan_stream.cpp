@@ -45,9 +45,9 @@ TEST_CASE("rows are planned in stream order, in whatever order their bytes arriv
   stream.arrived(0, 1, {1, 1});
   REQUIRE(stream.take_actions().empty());
   stream.arrived(0, 0, {4, 1});
-  REQUIRE(stream.take_actions() ==
-          std::vector<PlanStream::Action>{
-              {Kind::kDecode, 0, 0}, {Kind::kDecode, 0, 1}, {Kind::kDecode, 3, 0}});
+  REQUIRE(stream.take_actions() == std::vector<PlanStream::Action>{{Kind::kDecode, 0, 0},
+                                                                   {Kind::kDecode, 0, 1},
+                                                                   {Kind::kDecode, 3, 0}});
   RandomStream expected(1);
   CHECK(stream.plan(0, 0).steps[0].left == first_draw(expected));
   expected.skip(4);
@@ -112,8 +112,7 @@ TEST_CASE("a failed row ends its batch, and the next batch begins earlier in the
   CHECK(outcome.random_after.same_position(after));
 
   CHECK_FALSE(stream.settled(1));
-  REQUIRE(actions_of(stream, Kind::kRead) ==
-          std::vector<PlanStream::Action>{{Kind::kRead, 1, 0}});
+  REQUIRE(actions_of(stream, Kind::kRead) == std::vector<PlanStream::Action>{{Kind::kRead, 1, 0}});
   stream.arrived(1, 0, {2, 1});
   CHECK(stream.plan(1, 0).steps[0].left == first_draw(after));
   stream.decoded(1, 0, std::nullopt);
@@ -202,8 +201,7 @@ TEST_CASE("a batch that failed before a rewind may succeed after it", "[plan_str
   CHECK_FALSE(stream.settled(0));
   REQUIRE(stream.question().has_value());
   stream.answered(0, 0, false, RandomStream(2));
-  CHECK(actions_of(stream, Kind::kRead) ==
-        std::vector<PlanStream::Action>{{Kind::kRead, 0, 1}});
+  CHECK(actions_of(stream, Kind::kRead) == std::vector<PlanStream::Action>{{Kind::kRead, 0, 1}});
   stream.arrived(0, 1, {2, 1});
   stream.decoded(0, 1, std::nullopt);
   REQUIRE(stream.settled(0));
@@ -230,12 +228,12 @@ TEST_CASE("pixels of a plan from before a failure and a rewind do not count", "[
 
 // What torch's worker would do with the same samples, one after another.
 struct Truth {
-  bool doubtful_header;   // found at arrival
-  bool doubtful_decode;   // found by decoding
-  bool fails;             // the oracle raises
-  int width;              // words that a plan draws
-  int height;             // 2: the plan is in doubt
-  int oracle_words;       // words that the oracle draws
+  bool doubtful_header;  // found at arrival
+  bool doubtful_decode;  // found by decoding
+  bool fails;            // the oracle raises
+  int width;             // words that a plan draws
+  int height;            // 2: the plan is in doubt
+  int oracle_words;      // words that the oracle draws
   bool asked() const { return doubtful_header || doubtful_decode || height == 2; }
 };
 

@@ -50,14 +50,16 @@ class Step:
     other_states: tuple[Any, ...]
 
 
-def observe(build: Build, drive: Drive, loader_type: type[TorchLoader[Any]]) -> list[Step]:
-    """Every event that `drive` yields for a new loader, from fixed seeds."""
+def observe(
+    build: Build, drive: Drive, loader_type: type[TorchLoader[Any]]
+) -> tuple[list[Step], set[str]]:
+    """Every event that `drive` yields for a new loader, from fixed seeds; Pillow's warnings."""
     torch.manual_seed(1234)
     random.seed(1234)
     np.random.seed(1234)  # noqa: NPY002  workers and users have this one
     steps = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         loader = build(loader_type)
         events = drive(loader)
         while True:
@@ -68,7 +70,8 @@ def observe(build: Build, drive: Drive, loader_type: type[TorchLoader[Any]]) -> 
             others = (random.getstate(), np.random.get_state()[1:3])  # noqa: NPY002
             steps.append(Step(event, torch.get_rng_state(), others))
     end(loader._iterator)
-    return steps
+    from_pillow = {str(one.message) for one in caught if "/PIL/" in one.filename}
+    return steps, from_pillow
 
 
 def assert_same_behaviour(build: Build, drive: Drive | None = None, path: str = "native") -> None:
@@ -80,7 +83,7 @@ def assert_same_behaviour(build: Build, drive: Drive | None = None, path: str = 
         path: the path that headrace must take.
     """
     drive = drive or epochs(2)
-    expected = observe(build, drive, TorchLoader)
+    expected, expected_warnings = observe(build, drive, TorchLoader)
     loaders = []
 
     def build_and_explain(loader_type: type[TorchLoader[Any]]) -> TorchLoader[Any]:
@@ -88,13 +91,15 @@ def assert_same_behaviour(build: Build, drive: Drive | None = None, path: str = 
         assert loaders[0].explain().path == path
         return loaders[0]
 
-    found = observe(build_and_explain, drive, DataLoader)
+    found, found_warnings = observe(build_and_explain, drive, DataLoader)
     assert len(found) == len(expected), f"{len(found)} events instead of {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         where = f"event {number}"
         assert_same(one.event, other.event, where)
         assert torch.equal(one.torch_state, other.torch_state), f"{where}: torch's generator"
         assert_same(one.other_states, other.other_states, f"{where}: random and numpy")
+    if loaders[0].num_workers == 0:  # workers warn in processes of their own
+        assert expected_warnings <= found_warnings
 
 
 def assert_same(found: Any, expected: Any, where: str = "") -> None:

@@ -1,21 +1,28 @@
 """Damaged and foreign files: the same exceptions at the same places, the same batches after."""
 
+import io
+import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 
 import headrace
+from headrace._core import inspect_jpeg
 from support import (
     assert_same_behaviour,
     bad_files,
+    encoded,
     epochs,
     evaluation,
     good_files,
+    picture,
     train,
     train_v2,
 )
@@ -183,3 +190,28 @@ def test_an_exception_names_the_file_and_the_sample(mixed_pictures: Path, num_wo
     assert caught.value.sample_index == 1
     notes = "".join(getattr(caught.value, "__notes__", ["half.jpg"]))
     assert "half.jpg" in notes
+
+
+# --- warnings -----------------------------------------------------------------------------------
+
+
+def test_files_that_pillow_warns_of_are_left_to_it() -> None:
+    """Multi-picture indexes, whole and spoilt: what is decoded natively gives no warning."""
+    pictures = [picture((24, 20), number) for number in range(3)]
+    whole = encoded(pictures[0], "MPO", save_all=True, append_images=pictures[1:])
+    assert not isinstance(inspect_jpeg(whole), str)
+    index = whole.index(b"MPF\0") + 4
+    rng = random.Random(0)
+    left = 0
+    for _ in range(1500):
+        spoilt = bytearray(whole)
+        for _ in range(rng.randint(1, 2)):
+            spoilt[index + rng.randrange(80)] = rng.choice([0, 1, 2, 4, 7, 255, rng.randrange(256)])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            Image.open(io.BytesIO(spoilt)).convert("RGB")
+        if isinstance(inspect_jpeg(bytes(spoilt)), str):
+            left += 1
+        else:
+            assert not caught, f"accepted, but Pillow warns: {caught[0].message}"
+    assert 0 < left < 1500

@@ -5,7 +5,7 @@ HEADRACE_PROPERTY_EXAMPLES sets how many are tried; without it a few, always the
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,24 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
+from PIL import ImageFile
 from torch.utils.data import Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
 
 from headrace import DataLoader
-from support import assert_same_behaviour, bad_files, epochs, jpeg, write_folder
+from support import (
+    assert_same_behaviour,
+    bad_files,
+    changed,
+    end,
+    epochs,
+    jpeg,
+    step,
+    train,
+    write_folder,
+)
 
 EXAMPLES = os.environ.get("HEADRACE_PROPERTY_EXAMPLES")
 
@@ -148,7 +159,7 @@ def loader_options(draw: st.DrawFn) -> dict[str, Any]:
     return options
 
 
-@settings(
+few_or_many = settings(
     max_examples=int(EXAMPLES or 25),
     derandomize=EXAMPLES is None,
     database=None,
@@ -156,6 +167,9 @@ def loader_options(draw: st.DrawFn) -> dict[str, Any]:
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
+
+
+@few_or_many
 @given(pipelines(), images, loader_options(), st.integers(1, 6))
 def test_random_loaders_behave_as_torchs(
     pipeline: Step, images: list[bytes], options: dict[str, Any], at_most: int
@@ -171,3 +185,90 @@ def test_random_loaders_behave_as_torchs(
         path = build(DataLoader).explain().path
         event(f"{path} path")
         assert_same_behaviour(build, epochs(3, at_most=at_most), path)
+
+
+# --- callers ------------------------------------------------------------------------------------
+
+
+class Caller:
+    """A caller's deeds, each of which says what came of it."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.iterators = [iter(loader)]
+        self.folder = loader.dataset.dataset
+
+    def next_batch(self) -> Any:
+        return step(self.iterators[-1])
+
+    def next_of_another(self) -> Any:
+        return step(self.iterators[0])
+
+    def some_batches(self) -> Any:
+        return [step(self.iterators[-1]) for _ in range(10)]
+
+    def new_iterator(self) -> Any:
+        self.iterators.append(iter(self.loader))
+        return len(self.iterators[-1])
+
+    def draw(self) -> Any:
+        return torch.rand(3)
+
+    def seed(self) -> Any:
+        torch.manual_seed(7)
+
+    def change_transform(self) -> Any:
+        steps = self.folder.transform.transforms
+        steps[0].size = (steps[0].size[0] % 9 + 8, 10)
+
+    def leave_the_native_path(self) -> Any:
+        self.folder.target_transform = negative
+
+    def return_to_the_native_path(self) -> Any:
+        self.folder.target_transform = None
+
+    def change_samples(self) -> Any:
+        self.folder.samples.append(self.folder.samples.pop(0))
+
+    def change_a_label(self) -> Any:
+        self.folder.samples[3] = (self.folder.samples[3][0], 2.5)
+
+    def tolerate_truncation(self) -> Any:
+        ImageFile.LOAD_TRUNCATED_IMAGES = not ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def negative(label: int) -> int:
+    return -label
+
+
+deeds = st.lists(
+    st.sampled_from(
+        [Caller.next_batch] * 8 + [f for name, f in vars(Caller).items() if name[0] != "_"]
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@few_or_many
+@given(deeds, st.integers(1, 5), st.booleans(), st.sampled_from([0, 0, 0, 0, 1]))
+def test_random_callers_are_served_as_by_torch(
+    mixed_pictures: Path,
+    deeds: list[Callable[[Caller], Any]],
+    batch: int,
+    shuffle: bool,
+    workers: int,
+) -> None:
+    def build(loader_type: Any) -> Any:
+        folder = ImageFolder(mixed_pictures, train(16))
+        return loader_type(Subset(folder, range(33)), batch, shuffle, num_workers=workers)
+
+    def drive(loader: Any) -> Iterator[Any]:
+        with changed(ImageFile, LOAD_TRUNCATED_IMAGES=False):
+            caller = Caller(loader)
+            for deed in deeds:
+                yield deed(caller)
+            for iterator in caller.iterators:
+                end(iterator)
+
+    assert_same_behaviour(build, drive)

@@ -54,8 +54,8 @@ struct Batch {
 };
 
 /// A sample that the engine will not judge: damaged, of another format, unreadable, or planned
-/// within the uncertainty of torch's arithmetic. Whoever drives the engine (in Python: the installed
-/// torchvision and Pillow) computes it and calls answer() or fail().
+/// within the uncertainty of torch's arithmetic. Whoever drives the engine (in Python: the
+/// installed torchvision and Pillow) computes it and calls answer() or fail().
 struct Question {
   std::uint64_t batch = 0;
   std::int64_t row = 0;

@@ -17,10 +17,10 @@ enum class ErrorCode {
 
 /// Where an error happened. Stages throw with what they know; the engine fills in the rest once.
 struct ErrorContext {
-  std::string stage;              ///< "source", "read", "decode", "transform", "engine"
-  std::string path = {};          ///< the file, empty if none is concerned
-  std::int64_t sample_index = -1; ///< index in the dataset, -1 if none is concerned
-  int system_errno = 0;           ///< errno of the failed call, 0 if none failed
+  std::string stage;               ///< "source", "read", "decode", "transform", "engine"
+  std::string path = {};           ///< the file, empty if none is concerned
+  std::int64_t sample_index = -1;  ///< index in the dataset, -1 if none is concerned
+  int system_errno = 0;            ///< errno of the failed call, 0 if none failed
 };
 
 /// what() reads `stage: path (sample 812): message: No such file or directory`; the last part is

@@ -37,7 +37,8 @@ struct Doubt {
 /// incomplete progressive scans, two components, ...
 /// @param file         whole compressed file; borrowed for the call.
 /// @param pixel_limit  more pixels than this are doubtful (Pillow's MAX_IMAGE_PIXELS).
-/// Cheap beside decoding (a memchr over the entropy-coded data). Never blocks, never throws on data.
+/// Cheap beside decoding (a memchr over the entropy-coded data). Never blocks, never throws on
+/// data.
 std::variant<ImageSize, Doubt> inspect_jpeg(std::span<const std::byte> file,
                                             std::uint64_t pixel_limit);
 

@@ -43,12 +43,13 @@ class FileListSource final : public Source {
 };
 
 /// A directory with one folder per class, in the order and with the class indices of
-/// torchvision.datasets.ImageFolder (torchvision/datasets/folder.py: make_dataset): classes sorted by
-/// name; in each, folders and then files sorted, links followed, the extensions of IMG_EXTENSIONS.
+/// torchvision.datasets.ImageFolder (torchvision/datasets/folder.py: make_dataset): classes sorted
+/// by name; in each, folders and then files sorted, links followed, the extensions of
+/// IMG_EXTENSIONS.
 class ImageFolderSource final : public Source {
  public:
-  /// @throws Error{kNotFound}: no such directory, no class folders in it, or a class without images;
-  /// the message says which and what to do.
+  /// @throws Error{kNotFound}: no such directory, no class folders in it, or a class without
+  /// images; the message says which and what to do.
   explicit ImageFolderSource(const std::string& root);
 
   std::int64_t size() const noexcept override;
