@@ -43,9 +43,9 @@ namespace dlpack = headrace::dlpack;
 /// perhaps the holder of its lock are missing.
 class EngineHandle {
  public:
-  EngineHandle(EngineOptions options, const Transform& transform, std::vector<RandomStream> streams)
-      : engine_(std::make_unique<Engine>(std::move(options), transform, std::move(streams))),
-        process_(getpid()) {}
+  EngineHandle(const EngineOptions& options, const Transform& transform,
+               const std::vector<RandomStream>& streams)
+      : engine_(std::make_unique<Engine>(options, transform, streams)), process_(getpid()) {}
 
   ~EngineHandle() { close(); }
   EngineHandle(const EngineHandle&) = delete;
@@ -277,7 +277,7 @@ void bind_engine(py::module_& module) {
           "DLPack capsules of the fields, image first; each owns its memory.");
 
   py::class_<EngineHandle>(module, "Engine", "headrace::Engine; see loader/include/headrace.")
-      .def(py::init([](const Transform& transform, std::vector<RandomStream> streams,
+      .def(py::init([](const Transform& transform, const std::vector<RandomStream>& streams,
                        std::shared_ptr<BufferPool> pool, int threads, std::size_t read_budget_bytes,
                        std::size_t max_batches_in_flight, std::uint64_t pixel_limit) {
              EngineOptions options;
@@ -286,8 +286,7 @@ void bind_engine(py::module_& module) {
              options.max_batches_in_flight = max_batches_in_flight;
              options.pixel_limit = pixel_limit;
              options.pool = std::move(pool);
-             return std::make_unique<EngineHandle>(std::move(options), transform,
-                                                   std::move(streams));
+             return std::make_unique<EngineHandle>(options, transform, streams);
            }),
            py::arg("transform"), py::arg("streams"), py::kw_only(), py::arg("pool"),
            py::arg("threads"), py::arg("read_budget_bytes"), py::arg("max_batches_in_flight"),

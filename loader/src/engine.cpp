@@ -87,9 +87,9 @@ struct Engine::Impl {
     TransformScratch scratch;
   };
 
-  Impl(EngineOptions engine_options, Transform engine_transform,
-       std::vector<RandomStream> random_streams, Parts parts)
-      : options(std::move(engine_options)),
+  Impl(const EngineOptions& engine_options, Transform engine_transform,
+       const std::vector<RandomStream>& random_streams, const Parts& parts)
+      : options(engine_options),
         transform(std::move(engine_transform)),
         ring({transform.output(), {.name = "label", .dtype = Dtype::kInt64, .shape = {}}},
              options.pool, options.max_batches_in_flight),
@@ -316,19 +316,19 @@ Engine::Parts default_parts(const EngineOptions& options) {
 
 }  // namespace
 
-Engine::Engine(EngineOptions options, Transform transform, std::vector<RandomStream> streams)
-    : Engine(options, std::move(transform), std::move(streams), default_parts(options)) {}
+Engine::Engine(const EngineOptions& options, Transform transform,
+               const std::vector<RandomStream>& streams)
+    : Engine(options, std::move(transform), streams, default_parts(options)) {}
 
-Engine::Engine(EngineOptions options, Transform transform, std::vector<RandomStream> streams,
-               Parts parts) {
+Engine::Engine(const EngineOptions& options, Transform transform,
+               const std::vector<RandomStream>& streams, const Parts& parts) {
   if (options.threads < 1) refuse("threads must be at least 1");
   if (options.io_threads < 1) refuse("io_threads must be at least 1");
   if (options.read_budget_bytes < 1) refuse("read_budget_bytes must be at least 1");
   if (options.max_batches_in_flight < 1) refuse("max_batches_in_flight must be at least 1");
   if (options.pool == nullptr) refuse("a buffer pool is needed");
   if (streams.empty()) refuse("at least one random stream is needed");
-  impl_ = std::make_unique<Impl>(std::move(options), std::move(transform), std::move(streams),
-                                 std::move(parts));
+  impl_ = std::make_unique<Impl>(options, std::move(transform), streams, parts);
 }
 
 Engine::~Engine() { stop(); }

@@ -98,10 +98,11 @@ class Engine {
  public:
   /// @param streams  one random stream a virtual worker.
   /// @throws Error{kInvalidArgument}: an option out of range, no stream, no pool.
-  Engine(EngineOptions options, Transform transform, std::vector<RandomStream> streams);
+  Engine(const EngineOptions& options, Transform transform,
+         const std::vector<RandomStream>& streams);
   struct Parts;  // the reader and the executor, for tests
-  Engine(EngineOptions options, Transform transform, std::vector<RandomStream> streams,
-         Parts parts);
+  Engine(const EngineOptions& options, Transform transform,
+         const std::vector<RandomStream>& streams, const Parts& parts);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
