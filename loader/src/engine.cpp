@@ -204,7 +204,7 @@ PlanStream& Engine::Impl::open_question(const Question& question) {
 }
 
 Engine::Impl::Job* Engine::Impl::find(std::uint64_t id) {
-  if (jobs.empty() || id < jobs.front()->id) return nullptr;
+  if (jobs.empty() || id < jobs.front()->id || id > jobs.back()->id) return nullptr;
   return jobs[static_cast<std::size_t>(id - jobs.front()->id)].get();
 }
 
