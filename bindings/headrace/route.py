@@ -1,5 +1,6 @@
 """Which path a loader takes, and why."""
 
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +61,14 @@ class Explanation:
         return f"torch path, because of {_describe(self.culprit)}: {self.reason}"
 
 
+_short = reprlib.Repr()  # neither a huge dataset nor a broken __repr__ is to be suffered for
+_short.maxother = _short.maxstring = 1000
+
+
 def _describe(culprit: object) -> str:
     if isinstance(culprit, str):
         return culprit
-    text = " ".join(repr(culprit).split())
+    text = " ".join(_short.repr(culprit).split())
     if len(text) > 120:
         text = f"{type(culprit).__module__}.{type(culprit).__qualname__}"
     return text

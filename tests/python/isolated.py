@@ -46,7 +46,7 @@ class Isolator:
         )
 
     def __call__(
-        self, function: Callable[..., Any], *arguments: Any, status: int = 0, timeout_s: float = 60
+        self, function: Callable[..., Any], *arguments: Any, status: int = 0, timeout_s: float = 100
     ) -> str:
         """Runs function(*arguments) and returns what the process printed.
 
@@ -63,7 +63,7 @@ class Isolator:
                 found = int(self._receive(timeout_s))
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGABRT)  # faulthandler prints the stacks
+                    os.killpg(pid, signal.SIGABRT)  # faulthandler prints the stacks
                     time.sleep(1)
                     os.killpg(pid, signal.SIGKILL)
                 self._receive(60)

@@ -316,6 +316,16 @@ def test_a_native_loader_is_explained(pictures: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith("native path")
 
 
+class Unspeakable(list[int]):
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("dataset", [list(range(100_000)), Unspeakable([1, 2])])
+def test_datasets_with_long_or_broken_reprs_are_explained(dataset: Any) -> None:
+    assert len(str(DataLoader(dataset).explain())) < 300
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_explaining_changes_nothing(pictures: Path, num_workers: int) -> None:
     def build(loader_type: Any) -> Any:
