@@ -1,6 +1,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <optional>
 #include <string_view>
 
 #include "bind.h"
@@ -25,12 +27,14 @@ py::object inspect(const py::bytes& file, std::uint64_t pixel_limit) {
   return py::make_tuple(size.width, size.height);
 }
 
-py::tuple decode(const py::bytes& file) {
+py::tuple decode(const py::bytes& file, const std::optional<std::array<int, 4>>& region) {
   const auto span = as_span(file);
+  std::optional<headrace::Region> part;
+  if (region) part = {(*region)[0], (*region)[1], (*region)[2], (*region)[3]};
   headrace::RgbImage image;
   {
     py::gil_scoped_release unlocked;
-    headrace::JpegDecoder().decode(span, image);
+    headrace::JpegDecoder().decode(span, part, image);
   }
   return py::make_tuple(
       image.size.width, image.size.height,
@@ -49,11 +53,12 @@ Args:
 
 Returns:
     (width, height), or a str that says why only Pillow may judge the file.)");
-  module.def("decode_jpeg", &decode, py::arg("file"),
+  module.def("decode_jpeg", &decode, py::arg("file"), py::arg("region") = py::none(),
              R"(Decodes a JPEG file that inspect_jpeg() accepted, with Pillow's pixels.
 
 Args:
     file: the compressed file, bytes.
+    region: (left, top, width, height) of the part that is wanted; all of it by default.
 
 Returns:
     (width, height, pixels): pixels is bytes, uint8 RGB of shape [height, width, 3].

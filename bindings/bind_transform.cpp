@@ -18,6 +18,7 @@ using headrace::PinnedBuffer;
 using headrace::Plan;
 using headrace::PlanStep;
 using headrace::RandomStream;
+using headrace::Region;
 using headrace::RgbImage;
 using headrace::Transform;
 
@@ -59,19 +60,25 @@ py::tuple step_tuple(const PlanStep& step) {
 
 py::tuple plan(const Transform& self, int width, int height, RandomStream& random) {
   const Plan made = self.plan({width, height}, random);
+  const Region& source = made.source;
   py::list steps;
+  steps.append(py::make_tuple("source", source.left, source.top, source.width, source.height));
   for (const PlanStep& step : made.steps) steps.append(step_tuple(step));
   return py::make_tuple(steps, made.doubt);
 }
 
-RgbImage image_of(int width, int height, std::span<const std::byte> rgb) {
+std::size_t pixels(int length) { return static_cast<std::size_t>(length); }
+
+/// What a decoder would give for the region.
+RgbImage part_of(std::span<const std::byte> rgb, int image_width, const Region& region) {
   RgbImage image;
-  if (width < 1 || height < 1) throw std::invalid_argument("width and height must be positive");
-  image.reshape({width, height});
-  if (image.pixels.size() != rgb.size()) {
-    throw std::invalid_argument("rgb must hold width * height * 3 bytes");
+  image.reshape(region.size());
+  const std::size_t row_bytes = pixels(region.width) * 3;
+  for (int y = 0; y < region.height; ++y) {
+    std::memcpy(&image.pixels[pixels(y) * row_bytes],
+                &rgb[(pixels(region.top + y) * pixels(image_width) + pixels(region.left)) * 3],
+                row_bytes);
   }
-  std::memcpy(image.pixels.data(), rgb.data(), rgb.size());
   return image;
 }
 
@@ -92,12 +99,16 @@ py::bytes produce(const Transform& self, RandomStream& random, const Work& work)
 
 py::bytes run(const Transform& self, int width, int height, const py::buffer& rgb,
               RandomStream& random) {
-  const RgbImage image = image_of(width, height, PinnedBuffer(rgb).bytes());
+  if (width < 1 || height < 1) throw std::invalid_argument("width and height must be positive");
+  const PinnedBuffer pinned(rgb);
+  if (pinned.bytes().size() != pixels(width) * pixels(height) * 3) {
+    throw std::invalid_argument("rgb must hold width * height * 3 bytes");
+  }
   return produce(self, random, [&](RandomStream& draws, std::span<std::byte> dst) {
-    const Plan made = self.plan(image.size, draws);
+    const Plan made = self.plan({width, height}, draws);
     if (!made.doubt.empty()) throw std::runtime_error(made.doubt);
     headrace::TransformScratch scratch;
-    self.run(image, made, scratch, dst);
+    self.run(part_of(pinned.bytes(), width, made.source), made, scratch, dst);
   });
 }
 
@@ -128,12 +139,14 @@ void bind_transform(py::module_& module) {
                                   py::tuple(py::cast(field.shape)));
           },
           "(name, dtype, shape) of the field that it makes.")
-      .def("plan", &plan, py::arg("width"), py::arg("height"), py::arg("random"),
-           "Makes the draws for an image of this size.\n\n"
-           "Returns:\n"
-           "    (steps, doubt). Steps are (\"crop\", left, top, width, height), (\"resize\",\n"
-           "    width, height, filter) or (\"flip\",). A doubt that is not empty asks for\n"
-           "    torchvision; `random` has not moved then.")
+      .def(
+          "plan", &plan, py::arg("width"), py::arg("height"), py::arg("random"),
+          "Makes the draws for an image of this size.\n\n"
+          "Returns:\n"
+          "    (steps, doubt). The first step is (\"source\", left, top, width, height): the part\n"
+          "    of the image that must be decoded. The others are (\"crop\", left, top, width,\n"
+          "    height), (\"resize\", width, height, filter) or (\"flip\",). A doubt that is not\n"
+          "    empty asks for torchvision; `random` has not moved then.")
       .def("run", &run, py::arg("width"), py::arg("height"), py::arg("rgb"), py::arg("random"),
            "Plans and transforms given pixels: rgb is uint8 [height, width, 3].\n\n"
            "Returns:\n"

@@ -278,7 +278,7 @@ void Engine::Impl::decode(std::uint64_t id, std::size_t index, Worker& worker) n
     std::optional<std::string> doubt;
     try {
       const auto start = Clock::now();
-      worker.decoder.decode(bytes.bytes(), worker.image);
+      worker.decoder.decode(bytes.bytes(), plan.source, worker.image);
       decode_counter.add(worker.image.pixels.size(), start);
       const auto decoded = Clock::now();
       transform.run(worker.image, plan, worker.scratch, destination);

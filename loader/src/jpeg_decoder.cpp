@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <csetjmp>
 #include <cstdio>
+#include <cstring>
 
 #include "headrace/error.h"
 #include "headrace/jpeg.h"
@@ -10,6 +12,7 @@
 namespace headrace {
 namespace {
 
+constexpr std::size_t kRgbChannels = 3;
 constexpr std::size_t kCmykChannels = 4;
 
 /// One decompression of one file. A new one for each, since libjpeg keeps the tables of the last
@@ -34,13 +37,16 @@ class Decompression {
 
   /// False if libjpeg failed or warned; message() then says how.
   bool read_header(std::span<const std::byte> file) noexcept;
-  /// To be called after read_header. `row` is scratch memory for one row of CMYK.
-  bool read_pixels(std::uint8_t* pixels, std::uint8_t* cmyk_row) noexcept;
+  /// To be called after read_header. `row` is scratch memory for a row of the whole image.
+  bool read_pixels(const Region& region, std::uint8_t* row, std::uint8_t* pixels) noexcept;
 
   ImageSize size() const {
     return {static_cast<int>(info_.image_width), static_cast<int>(info_.image_height)};
   }
   bool is_cmyk() const { return info_.out_color_space == JCS_CMYK; }
+  std::size_t row_bytes() const {
+    return std::size_t{info_.image_width} * (is_cmyk() ? kCmykChannels : kRgbChannels);
+  }
   const char* message() const { return message_; }
 
  private:
@@ -77,20 +83,52 @@ void cmyk_to_rgb(const std::uint8_t* inverted, std::size_t pixel_count, std::uin
   }
 }
 
-bool Decompression::read_pixels(std::uint8_t* pixels, std::uint8_t* cmyk_row) noexcept {
+struct Columns {
+  JDIMENSION first;
+  JDIMENSION end;
+};
+
+/// At the edges of what is decoded chroma is not interpolated as it is within the image, so one
+/// pixel more on both sides. And libjpeg interpolates wrongly when cropping leaves less than three
+/// samples.
+Columns columns_for(const Region& region, int image_width) {
+  constexpr int kFewest = 8;
+  const int first = std::clamp(region.left - 1, 0, std::max(image_width - kFewest, 0));
+  const int end = std::max(region.left + region.width + 1, first + kFewest);
+  return {static_cast<JDIMENSION>(first), static_cast<JDIMENSION>(std::min(end, image_width))};
+}
+
+/// Damage below the region is not noticed, and need not be. inspect_jpeg() has seen that no marker
+/// is amiss there, so what is left to find is bad codes, at which libjpeg warns and goes on: Pillow
+/// gives pixels for such a file, and those of the region come from the data before. (A file of
+/// several scans is read to its end by jpeg_start_decompress, so that it has nothing "below".)
+bool Decompression::read_pixels(const Region& region, std::uint8_t* row,
+                                std::uint8_t* pixels) noexcept {
   if (setjmp(way_out_) != 0) return false;
   jpeg_start_decompress(&info_);
-  const std::size_t stride = std::size_t{info_.output_width} * 3;
-  while (info_.output_scanline < info_.output_height) {
-    JSAMPROW rgb_row = pixels + info_.output_scanline * stride;
+  const auto left = static_cast<JDIMENSION>(region.left);
+  const auto width = static_cast<JDIMENSION>(region.width);
+  const Columns wanted = columns_for(region, size().width);
+  JDIMENSION first = wanted.first;
+  JDIMENSION count = wanted.end - wanted.first;
+  if (count < info_.output_width) jpeg_crop_scanline(&info_, &first, &count);
+  if (region.top > 0) jpeg_skip_scanlines(&info_, static_cast<JDIMENSION>(region.top));
+
+  const std::size_t stride = width * kRgbChannels;
+  for (int y = 0; y < region.height; ++y) {
+    std::uint8_t* const rgb = pixels + static_cast<std::size_t>(y) * stride;
+    jpeg_read_scanlines(&info_, &row, 1);
     if (is_cmyk()) {
-      jpeg_read_scanlines(&info_, &cmyk_row, 1);
-      cmyk_to_rgb(cmyk_row, info_.output_width, rgb_row);
+      cmyk_to_rgb(row + (left - first) * kCmykChannels, width, rgb);
     } else {
-      jpeg_read_scanlines(&info_, &rgb_row, 1);
+      std::memcpy(rgb, row + (left - first) * kRgbChannels, stride);
     }
   }
-  jpeg_finish_decompress(&info_);  // warns about entropy-coded data that was not used
+  if (info_.output_scanline == info_.output_height) {
+    jpeg_finish_decompress(&info_);  // warns about entropy-coded data that was not used
+  } else {
+    jpeg_abort_decompress(&info_);
+  }
   return true;
 }
 
@@ -100,13 +138,19 @@ bool Decompression::read_pixels(std::uint8_t* pixels, std::uint8_t* cmyk_row) no
 
 }  // namespace
 
+bool Region::inside(ImageSize image) const noexcept {
+  return left >= 0 && top >= 0 && width > 0 && height > 0 && width <= image.width - left &&
+         height <= image.height - top;
+}
+
 void RgbImage::reshape(ImageSize new_size) {
   size = new_size;
-  pixels.resize(static_cast<std::size_t>(size.width) * static_cast<std::size_t>(size.height) * 3);
+  pixels.resize(static_cast<std::size_t>(size.width) * static_cast<std::size_t>(size.height) *
+                kRgbChannels);
 }
 
 struct JpegDecoder::Impl {
-  std::vector<std::uint8_t> cmyk_row;
+  std::vector<std::uint8_t> row;
 };
 
 JpegDecoder::JpegDecoder() : impl_(std::make_unique<Impl>()) {}
@@ -114,14 +158,19 @@ JpegDecoder::~JpegDecoder() = default;
 JpegDecoder::JpegDecoder(JpegDecoder&&) noexcept = default;
 JpegDecoder& JpegDecoder::operator=(JpegDecoder&&) noexcept = default;
 
-void JpegDecoder::decode(std::span<const std::byte> file, RgbImage& out) {
+void JpegDecoder::decode(std::span<const std::byte> file, const std::optional<Region>& region,
+                         RgbImage& out) {
   Decompression decompression;
   if (!decompression.read_header(file)) throw_doubt(decompression);
-  out.reshape(decompression.size());
-  if (decompression.is_cmyk()) {
-    impl_->cmyk_row.resize(static_cast<std::size_t>(out.size.width) * kCmykChannels);
+  const ImageSize size = decompression.size();
+  const Region wanted = region.value_or(Region::whole(size));
+  if (!wanted.inside(size)) {
+    throw Error(ErrorCode::kInvalidArgument, "a region that is not part of the image",
+                {.stage = "decode"});
   }
-  if (!decompression.read_pixels(out.pixels.data(), impl_->cmyk_row.data())) {
+  out.reshape(wanted.size());
+  impl_->row.resize(decompression.row_bytes());
+  if (!decompression.read_pixels(wanted, impl_->row.data(), out.pixels.data())) {
     throw_doubt(decompression);
   }
 }

@@ -175,7 +175,7 @@ std::vector<int> nearest_positions(int source_length, int length) {
   return positions;
 }
 
-void resize_nearest(const RgbView& source, ImageSize size, const Window& window, RgbImage& out) {
+void resize_nearest(const RgbView& source, ImageSize size, const Region& window, RgbImage& out) {
   const std::vector<int> columns = nearest_positions(source.size.width, size.width);
   const std::vector<int> rows = nearest_positions(source.size.height, size.height);
   std::uint8_t* to = out.pixels.data();
@@ -194,21 +194,17 @@ void resize_nearest(const RgbView& source, ImageSize size, const Window& window,
 
 }  // namespace
 
-bool Window::inside(ImageSize size) const noexcept {
-  return left >= 0 && top >= 0 && left + width <= size.width && top + height <= size.height;
-}
-
 RgbView view_of(const RgbImage& image) noexcept {
   return {image.pixels.data(), row_bytes_of(image.size.width), image.size};
 }
 
-RgbView part_of(const RgbView& view, const Window& window) noexcept {
+RgbView part_of(const RgbView& view, const Region& window) noexcept {
   return {
       view.row(window.top) + row_bytes_of(window.left), view.stride, {window.width, window.height}};
 }
 
 void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder order,
-            const Window& window, std::vector<std::uint8_t>& intermediate, RgbImage& out) {
+            const Region& window, std::vector<std::uint8_t>& intermediate, RgbImage& out) {
   if (size == source.size) return crop(source, window, out);
   out.reshape({window.width, window.height});
   if (filter == Filter::kNearest) return resize_nearest(source, size, window, out);
@@ -243,7 +239,7 @@ void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder orde
   }
 }
 
-void crop(const RgbView& source, const Window& window, RgbImage& out) {
+void crop(const RgbView& source, const Region& window, RgbImage& out) {
   out.reshape({window.width, window.height});
   const int begin = std::clamp(-window.left, 0, window.width);
   const int end = std::clamp(source.size.width - window.left, begin, window.width);

@@ -29,19 +29,10 @@ enum class PassOrder {
   kBySize,                ///< 13: height first when it loses over twice what the width loses
 };
 
-struct Window {
-  int left = 0;
-  int top = 0;
-  int width = 0;
-  int height = 0;
-
-  bool inside(ImageSize size) const noexcept;
-};
-
 RgbView view_of(const RgbImage& image) noexcept;
 
 /// The part of `view` that `window` names; it must lie inside.
-RgbView part_of(const RgbView& view, const Window& window) noexcept;
+RgbView part_of(const RgbView& view, const Region& window) noexcept;
 
 /// Bit for bit `Image.resize(size, filter).crop(window)` of Pillow's 8-bit code: the window is cut
 /// while resizing, so that what lies outside of it costs nothing.
@@ -50,10 +41,10 @@ RgbView part_of(const RgbView& view, const Window& window) noexcept;
 /// @param intermediate  scratch memory, kept between calls.
 /// @param out           reshaped to the window; must not be what `source` borrows from.
 void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder order,
-            const Window& window, std::vector<std::uint8_t>& intermediate, RgbImage& out);
+            const Region& window, std::vector<std::uint8_t>& intermediate, RgbImage& out);
 
 /// Copies `window`; what lies outside of the source is black.
-void crop(const RgbView& source, const Window& window, RgbImage& out);
+void crop(const RgbView& source, const Region& window, RgbImage& out);
 
 /// Mirrors left to right.
 void flip(const RgbView& source, RgbImage& out);

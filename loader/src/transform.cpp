@@ -141,7 +141,7 @@ class Canvas {
   /// Mirrored in the memory when a later step asks for it, else while the result is written.
   void mirror() { mirrored_ = !mirrored_; }
 
-  void crop(const Window& window) {
+  void crop(const Region& window) {
     settle_mirror();
     if (window.inside(view_.size)) {
       view_ = part_of(view_, window);
@@ -151,7 +151,7 @@ class Canvas {
     }
   }
 
-  void resize(ImageSize size, Filter filter, const Window& window) {
+  void resize(ImageSize size, Filter filter, const Region& window) {
     settle_mirror();
     if (size == view_.size) return crop(window);
     headrace::resize(view_, size, filter, pass_order_, window, scratch_.intermediate, spare());
@@ -181,7 +181,7 @@ class Canvas {
   bool mirrored_ = false;
 };
 
-Window window_of(const PlanStep& step) { return {step.left, step.top, step.width, step.height}; }
+Region window_of(const PlanStep& step) { return {step.left, step.top, step.width, step.height}; }
 
 void apply_steps(const std::vector<PlanStep>& steps, Canvas& canvas) {
   for (auto step = steps.begin(); step != steps.end(); ++step) {
@@ -195,7 +195,7 @@ void apply_steps(const std::vector<PlanStep>& steps, Canvas& canvas) {
       case PlanStep::Kind::kResize: {
         const PlanStep& full = *step;
         const ImageSize size{full.width, full.height};
-        Window window{0, 0, size.width, size.height};
+        Region window = Region::whole(size);
         // What the next step would cut away need not be computed.
         const auto next = std::next(step);
         if (next != steps.end() && next->kind == PlanStep::Kind::kCrop &&
@@ -229,6 +229,10 @@ const FieldSpec& Transform::output() const noexcept { return impl_->output; }
 
 void Transform::run(const RgbImage& image, const Plan& plan, TransformScratch& scratch,
                     std::span<std::byte> dst) const {
+  if (image.size != plan.source.size()) {
+    throw Error(ErrorCode::kInvalidArgument, "the image is not what the plan asks for",
+                {.stage = "transform"});
+  }
   Canvas canvas(image, impl_->recipe.pass_order, scratch);
   apply_steps(plan.steps, canvas);
   const FieldSpec& output = impl_->output;
@@ -259,7 +263,7 @@ void Transform::apply(std::span<const std::byte> file, RandomStream& random,
   const Plan made = plan(std::get<ImageSize>(inspected), draws);
   if (!made.doubt.empty()) throw doubt("transform", made.doubt);
   RgbImage image;
-  JpegDecoder().decode(file, image);
+  JpegDecoder().decode(file, made.source, image);
   TransformScratch scratch;
   run(image, made, scratch, dst);
   random = draws;

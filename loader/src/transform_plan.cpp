@@ -31,7 +31,9 @@ float nudge(float value, float towards) {
 
 class Planner {
  public:
-  Planner(ImageSize size, RandomStream& random) : size_(size), random_(random) {}
+  Planner(ImageSize size, RandomStream& random) : size_(size), random_(random) {
+    plan_.source = Region::whole(size);
+  }
 
   void operator()(const ResizeExact& op) { resize(op.size.width, op.size.height, op.filter); }
 
@@ -129,8 +131,13 @@ class Planner {
   }
 
   void crop(int left, int top, int width, int height) {
+    const bool inside = Region{left, top, width, height}.inside(size_);
     if (!accept(width, height)) return;
-    plan_.steps.push_back({PlanStep::Kind::kCrop, left, top, width, height});
+    if (inside && plan_.steps.empty()) {
+      plan_.source = {plan_.source.left + left, plan_.source.top + top, width, height};
+    } else {
+      plan_.steps.push_back({PlanStep::Kind::kCrop, left, top, width, height});
+    }
   }
 
   void resize(std::int64_t width, std::int64_t height, Filter filter) {

@@ -53,6 +53,9 @@ Bytes frame(std::uint8_t marker, std::uint8_t components) {
   return segment(marker, payload);
 }
 
+/// Gray, 16 x 8 pixels.
+Bytes two_blocks() { return segment(0xC0, Bytes{8, 0, 8, 0, 16, 1, 1, 0x11, 0}); }
+
 Bytes scan(std::initializer_list<std::uint8_t> components, const Bytes& range, const Bytes& data) {
   Bytes payload{static_cast<std::uint8_t>(components.size())};
   for (const std::uint8_t id : components) payload = payload + Bytes{id, 0};
@@ -78,7 +81,7 @@ std::string doubt_about(const Bytes& file, std::uint64_t pixel_limit = kNoLimit)
 
 headrace::RgbImage decode(const Bytes& file) {
   headrace::RgbImage image;
-  headrace::JpegDecoder().decode(as_file(file), image);
+  headrace::JpegDecoder().decode(as_file(file), std::nullopt, image);
   return image;
 }
 
@@ -226,6 +229,39 @@ TEST_CASE("flat gray decodes to its gray in all three channels", "[jpeg]") {
   REQUIRE(image.pixels == Bytes(8 * 8 * 3, 128));
 }
 
+TEST_CASE("a region is the part of the whole image that it names", "[jpeg]") {
+  // Two blocks side by side, 0 0 and 10 1 0, whose DC differs by one large step.
+  const auto file = kStart + tables() + segment(0xDB, Bytes{0} + Bytes(64, 200)) + two_blocks() +
+                    scan({1}, kWhole, {0x2B}) + kEnd;
+  const auto whole = decode(file);
+  REQUIRE(whole.pixels.front() != whole.pixels.back());
+  headrace::JpegDecoder decoder;
+  headrace::RgbImage part;
+  for (const headrace::Region& region : {headrace::Region{7, 0, 2, 8},
+                                         {15, 7, 1, 1},
+                                         {0, 3, 8, 2},
+                                         {8, 0, 8, 1},
+                                         {1, 1, 15, 7},
+                                         {0, 0, 16, 8}}) {
+    CAPTURE(region.left, region.top);
+    decoder.decode(as_file(file), region, part);
+    REQUIRE(part.size == region.size());
+    for (int x = 0; x < region.width; ++x) {
+      const auto at = static_cast<std::size_t>(x) * 3;
+      REQUIRE(part.pixels[at] == whole.pixels[at + static_cast<std::size_t>(region.left) * 3]);
+    }
+  }
+}
+
+TEST_CASE("a region that is not part of the image is refused", "[jpeg]") {
+  headrace::RgbImage image;
+  for (const headrace::Region& region :
+       {headrace::Region{-1, 0, 2, 2}, {0, -1, 2, 2}, {7, 0, 2, 1}, {0, 8, 1, 1}, {0, 0, 0, 1}}) {
+    REQUIRE_THROWS_WITH(headrace::JpegDecoder().decode(as_file(flat_gray()), region, image),
+                        contains("region"));
+  }
+}
+
 TEST_CASE("four components without an Adobe segment are inverted CMYK", "[jpeg]") {
   const auto image =
       decode(kStart + tables() + frame(0xC0, 4) + scan({1, 2, 3, 4}, kWhole, {0x00}) + kEnd);
@@ -252,9 +288,9 @@ TEST_CASE("a decoder works on after an error, without a trace of the broken file
   const Bytes no_tables = kStart + frame(0xC0, 1) + scan({1}, kWhole, kFlatBlock) + kEnd;
   headrace::JpegDecoder decoder;
   headrace::RgbImage image;
-  decoder.decode(as_file(flat_gray()), image);
-  REQUIRE_THROWS_AS(decoder.decode(as_file(no_tables), image), headrace::Error);
-  decoder.decode(as_file(flat_gray()), image);
+  decoder.decode(as_file(flat_gray()), std::nullopt, image);
+  REQUIRE_THROWS_AS(decoder.decode(as_file(no_tables), std::nullopt, image), headrace::Error);
+  decoder.decode(as_file(flat_gray()), std::nullopt, image);
   REQUIRE(image.pixels == Bytes(8 * 8 * 3, 128));
 }
 

@@ -10,10 +10,10 @@ using headrace::flip;
 using headrace::ImageSize;
 using headrace::part_of;
 using headrace::PassOrder;
+using headrace::Region;
 using headrace::resize;
 using headrace::RgbImage;
 using headrace::view_of;
-using headrace::Window;
 
 namespace {
 
@@ -35,7 +35,7 @@ RgbImage pattern(ImageSize size) {
   return image;
 }
 
-RgbImage resized(const RgbImage& image, ImageSize size, Filter filter, const Window& window,
+RgbImage resized(const RgbImage& image, ImageSize size, Filter filter, const Region& window,
                  PassOrder order = PassOrder::kBySize) {
   std::vector<std::uint8_t> intermediate;
   RgbImage out;
@@ -48,7 +48,7 @@ RgbImage resized(const RgbImage& image, ImageSize size, Filter filter,
   return resized(image, size, filter, {0, 0, size.width, size.height}, order);
 }
 
-RgbImage cropped(const RgbImage& image, const Window& window) {
+RgbImage cropped(const RgbImage& image, const Region& window) {
   RgbImage out;
   crop(view_of(image), window, out);
   return out;
@@ -134,7 +134,7 @@ TEST_CASE("resize of a window equals the window of a resize", "[resample]") {
   for (const ImageSize size : {ImageSize{23, 19}, {77, 50}, {77, 5}, {40, 10}, {9, 31}, {40, 31}}) {
     for (const Filter filter : kFilters) {
       const RgbImage whole = resized(image, size, filter);
-      for (const Window& window : {Window{0, 0, 1, 1}, {3, 2, 5, 3}, {8, 4, 1, 1}}) {
+      for (const Region& window : {Region{0, 0, 1, 1}, {3, 2, 5, 3}, {8, 4, 1, 1}}) {
         CAPTURE(size.width, size.height, int(filter), window.left);
         const RgbImage part = resized(image, size, filter, window);
         REQUIRE(part.size == ImageSize{window.width, window.height});
@@ -146,7 +146,7 @@ TEST_CASE("resize of a window equals the window of a resize", "[resample]") {
 
 TEST_CASE("resize of a crop sees nothing outside of the crop", "[resample]") {
   const RgbImage image = pattern({40, 31});
-  const Window window{5, 6, 20, 17};
+  const Region window{5, 6, 20, 17};
   for (const Filter filter : kFilters) {
     std::vector<std::uint8_t> intermediate;
     RgbImage out;
@@ -173,7 +173,7 @@ TEST_CASE("crop is black outside of the image", "[resample]") {
 
 TEST_CASE("crop beside the image is all black", "[resample]") {
   const RgbImage image = pattern({4, 3});
-  for (const Window& window : {Window{4, 0, 3, 2}, {-5, 0, 3, 2}, {0, 3, 3, 2}, {0, -9, 3, 2}}) {
+  for (const Region& window : {Region{4, 0, 3, 2}, {-5, 0, 3, 2}, {0, 3, 3, 2}, {0, -9, 3, 2}}) {
     REQUIRE(cropped(image, window).pixels == std::vector<std::uint8_t>(18, 0));
   }
 }

@@ -4,6 +4,7 @@
 
 #include "headrace/error.h"
 #include "headrace/transform.h"
+#include "resample.h"
 #include "support.h"
 
 using headrace::Dtype;
@@ -13,6 +14,7 @@ using headrace::Filter;
 using headrace::Plan;
 using headrace::PlanStep;
 using headrace::RandomStream;
+using headrace::Region;
 using headrace::RgbImage;
 using headrace::Transform;
 using headrace::TransformScratch;
@@ -56,7 +58,9 @@ std::vector<T> run(const Transform& transform, const RgbImage& image) {
   const Plan plan = transform.plan(image.size, random);
   TransformScratch scratch;
   std::vector<T> out(transform.output().row_bytes() / sizeof(T));
-  transform.run(image, plan, scratch, std::as_writable_bytes(std::span(out)));
+  RgbImage decoded;
+  headrace::crop(view_of(image), plan.source, decoded);
+  transform.run(decoded, plan, scratch, std::as_writable_bytes(std::span(out)));
   return out;
 }
 
@@ -173,13 +177,30 @@ TEST_CASE("plan centres crops with ties to even and pads less before than after"
     const Plan plan =
         pipeline(R"({"op": "center_crop", "size": )" + size + R"(}, {"op": "to_tensor"})")
             .plan({image, 5}, random);
-    return plan.steps.at(0).left;
+    return plan.steps.empty() ? plan.source.left : plan.steps.at(0).left;
   };
   REQUIRE(left_of(10, 5) == 2);  // 2.5
   REQUIRE(left_of(12, 5) == 4);  // 3.5
   REQUIRE(left_of(5, 10) == -2);
   REQUIRE(left_of(5, 12) == -3);
   REQUIRE(left_of(5, 5) == 0);
+}
+
+TEST_CASE("plan decodes only what crops of the image itself leave", "[transform]") {
+  RandomStream random(0);
+  const auto plan_of = [&](const std::string& ops) {
+    return pipeline(ops + R"({"op": "pil_to_tensor"})").plan({20, 10}, random);
+  };
+  const std::string crop8 = R"({"op": "center_crop", "size": [8, 8]},)";
+  const std::string crop4 = R"({"op": "center_crop", "size": [4, 4]},)";
+  REQUIRE(plan_of(crop8 + crop4).source == Region{8, 3, 4, 4});
+  REQUIRE(plan_of(crop8 + crop4).steps.empty());
+  // The second crop pads what the first one left.
+  const Plan padded = plan_of(crop4 + crop8);
+  REQUIRE(padded.source == Region{8, 3, 4, 4});
+  REQUIRE(padded.steps.at(0) == PlanStep{PlanStep::Kind::kCrop, -2, -2, 8, 8, Filter::kBilinear});
+  REQUIRE(plan_of(R"({"op": "random_horizontal_flip", "p": 1},)" + crop8).source ==
+          Region{0, 0, 20, 10});
 }
 
 TEST_CASE("plan doubts what torchvision would fail on, and draws nothing then", "[transform]") {

@@ -16,6 +16,7 @@ from PIL import Image, ImageFile
 from headrace import _core
 
 Decoded = tuple[int, int, bytes]
+Region = tuple[int, int, int, int]  # left, top, width, height
 
 FUZZ_CASES = int(os.environ.get("HEADRACE_FUZZ_CASES", "1000"))
 FUZZ_SEED = int(os.environ.get("HEADRACE_FUZZ_SEED", "1"))
@@ -32,29 +33,48 @@ def by_pillow(file: bytes) -> Decoded | str:
     return image.width, image.height, image.tobytes()
 
 
-def by_headrace(file: bytes) -> Decoded | str:
+def by_headrace(file: bytes, region: Region | None = None) -> Decoded | str:
     """headrace's pixels, or its doubt."""
     size = _core.inspect_jpeg(file)
     if isinstance(size, str):
         return size
     try:
-        decoded = _core.decode_jpeg(file)
+        decoded = _core.decode_jpeg(file, region)
     except RuntimeError as error:
         return str(error)
-    assert decoded[:2] == size
+    assert decoded[:2] == (size if region is None else region[2:])
     return decoded
 
 
-def accepted_as_pillow_does(file: bytes) -> bool:
+def accepted_as_pillow_does(file: bytes, region: Region | None = None) -> bool:
     """False for a doubt; a difference from Pillow fails the test."""
-    decoded = by_headrace(file)
+    decoded = by_headrace(file, region)
     if isinstance(decoded, str):
         return False
     expected = by_pillow(file)
     assert not isinstance(expected, str), f"Pillow refuses what was accepted: {expected}"
+    if region is not None:
+        expected = cut(expected, region)
     assert decoded[:2] == expected[:2]
-    assert decoded[2] == expected[2], "other pixels than Pillow's"
+    assert decoded[2] == expected[2], f"other pixels than Pillow's in {region or 'the whole'}"
     return True
+
+
+def cut(image: Decoded, region: Region) -> Decoded:
+    left, top, width, height = region
+    rows = np.frombuffer(image[2], np.uint8).reshape(image[1], image[0], 3)
+    return width, height, rows[top : top + height, left : left + width].tobytes()
+
+
+def any_region(size: tuple[int, int], rng: random.Random) -> Region:
+    """Often at an edge, often a pixel wide or high, often all of it."""
+
+    def part(whole: int) -> tuple[int, int]:
+        length = rng.choice([1, min(2, whole), rng.randint(1, whole), rng.randint(1, whole), whole])
+        return rng.choice([0, whole - length, rng.randint(0, whole - length)]), length
+
+    (left, width), (top, height) = part(size[0]), part(size[1])
+    return left, top, width, height
 
 
 # --- Intact files of every kind -------------------------------------------------------------------
@@ -209,6 +229,53 @@ def test_intact_file_is_accepted_with_pillows_pixels(kind: str) -> None:
 
 def test_ycck_is_converted_and_not_taken_for_cmyk() -> None:
     assert by_headrace(INTACT["YCCK"]) != by_headrace(INTACT["CMYK"])
+
+
+# --- Regions --------------------------------------------------------------------------------------
+
+
+def many_blocks() -> dict[str, bytes]:
+    """Pictures of many rows of blocks, some cut within the last one, of every sampling."""
+    files = {}
+    for factors, made_from in {0x11: 0, 0x21: 1, 0x12: 1, 0x22: 2, 0x41: 2, 0x14: 2}.items():
+        units = {0: 20 * 16, 1: 10 * 16, 2: 10 * 8}[made_from]
+        for options in ({}, {"progressive": True}, {"restart_marker_blocks": 7}):
+            file = save(picture(width=160, height=128), subsampling=made_from, **options)
+            across, down = 8 * (factors >> 4), 8 * (factors & 15)
+            odd = 0 if options.get("progressive") else 5
+            size = (10 * across - odd, units // 10 * down - odd)
+            files[f"{factors:x} {options}"] = with_sampling(file, factors, *size)
+    return files
+
+
+REGION_KINDS = INTACT | many_blocks()
+
+
+@pytest.mark.parametrize("kind", REGION_KINDS)
+def test_any_region_has_the_pixels_of_the_whole(kind: str) -> None:
+    file = REGION_KINDS[kind]
+    whole = by_headrace(file)
+    assert not isinstance(whole, str), whole
+    assert accepted_as_pillow_does(file)
+    rng = random.Random(kind)
+    for _ in range(FUZZ_CASES // 10):
+        region = any_region(whole[:2], rng)
+        assert by_headrace(file, region) == cut(whole, region), region
+
+
+@pytest.mark.parametrize("region", [(-1, 0, 1, 1), (0, 0, 62, 1), (61, 0, 1, 1), (0, 0, 1, 0)])
+def test_region_outside_of_the_image_is_refused(region: Region) -> None:
+    with pytest.raises(_core.Error, match="region"):
+        _core.decode_jpeg(INTACT["4:4:4"], region)
+
+
+def test_damage_below_a_region_is_left_alone_and_above_it_is_a_doubt() -> None:
+    parts, rest = split(save(picture(width=64, height=200), subsampling=0))
+    middle = len(rest) // 2
+    file = b"\xff\xd8" + b"".join(parts) + rest[:middle] + bytes(60) + rest[middle:]
+    assert accepted_as_pillow_does(file, (0, 0, 64, 60))
+    assert isinstance(by_headrace(file), str)
+    assert isinstance(by_headrace(file, (0, 190, 64, 10)), str)
 
 
 # --- The corpus -----------------------------------------------------------------------------------
@@ -450,16 +517,20 @@ class Mutator:
 
 def compare_mutants(seeds: list[bytes], kept_in: Path) -> None:
     mutator = Mutator(seeds, random.Random(FUZZ_SEED))
-    accepted = 0
+    accepted = region_accepted = 0
     for case in range(FUZZ_CASES):
         file = mutator.mutant()
         try:
             accepted += accepted_as_pillow_does(file)
+            size = _core.inspect_jpeg(file)
+            if not isinstance(size, str):
+                region_accepted += accepted_as_pillow_does(file, any_region(size, mutator.rng))
         except AssertionError as error:
             culprit = kept_in / "culprit.jpg"
             culprit.write_bytes(file)
             pytest.fail(f"case {case} of seed {FUZZ_SEED}, kept as {culprit}: {error}")
     assert accepted > FUZZ_CASES / 20, "so few accepted that nothing was compared"
+    assert region_accepted > accepted, "damage below a region should not matter"
 
 
 def test_mutated_files_are_decoded_as_by_pillow_or_doubted(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -15,6 +16,20 @@ struct ImageSize {
   int width = 0;
   int height = 0;
   bool operator==(const ImageSize&) const = default;
+};
+
+/// The pixels [left, left + width) x [top, top + height) of an image.
+struct Region {
+  int left = 0;
+  int top = 0;
+  int width = 0;
+  int height = 0;
+
+  static Region whole(ImageSize size) { return {0, 0, size.width, size.height}; }
+  ImageSize size() const { return {width, height}; }
+  /// Whether it is a part, with at least one pixel, of an image of this size.
+  bool inside(ImageSize image) const noexcept;
+  bool operator==(const Region&) const = default;
 };
 
 /// 8-bit RGB, interleaved, rows without padding: shape [height, width, 3].
@@ -50,12 +65,15 @@ class JpegDecoder {
   JpegDecoder(JpegDecoder&&) noexcept;
   JpegDecoder& operator=(JpegDecoder&&) noexcept;
 
-  /// Decodes the whole image as Pillow's `Image.open(f).convert("RGB")` would; grayscale, CMYK and
-  /// YCCK included.
-  /// @param file  whole compressed file that inspect_jpeg() accepted; borrowed for the call.
-  /// @param out   reshaped and overwritten; unspecified after an error.
+  /// Decodes one region as Pillow's `Image.open(f).convert("RGB").crop(region)` would; grayscale,
+  /// CMYK and YCCK included. What lies below the region costs nothing, what lies beside and above
+  /// it little more than its entropy decoding.
+  /// @param file    whole compressed file that inspect_jpeg() accepted; borrowed for the call.
+  /// @param region  of the image; the whole of it when absent.
+  /// @param out     reshaped and overwritten; unspecified after an error.
   /// @throws Error{kDoubtfulData}: libjpeg failed or warned, so that Pillow must decide.
-  void decode(std::span<const std::byte> file, RgbImage& out);
+  /// @throws Error{kInvalidArgument}: the region does not lie inside the image.
+  void decode(std::span<const std::byte> file, const std::optional<Region>& region, RgbImage& out);
 
  private:
   struct Impl;

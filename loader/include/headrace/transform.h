@@ -35,6 +35,8 @@ struct PlanStep {
 
 /// Everything that randomness and the image's size decide.
 struct Plan {
+  /// What to decode: the pixels that the steps start with. Crops of the image itself end up here.
+  Region source;
   std::vector<PlanStep> steps;
   /// The plan could come out otherwise within the accuracy of torch's exp, or torchvision would
   /// fail on it: the installed torchvision must compute this sample. Empty when there is no doubt.
@@ -88,7 +90,7 @@ class Transform {
   Plan plan(ImageSize size, RandomStream& random) const;
 
   /// Applies `plan` to decoded pixels and writes the finished field.
-  /// @param image    as decoded, of the size that the plan was made for; not part of `scratch`.
+  /// @param image    the decoded pixels of plan.source; not part of `scratch`.
   /// @param dst      output().row_bytes() bytes, aligned for its dtype, fully overwritten.
   /// @throws Error{kInvalidArgument}: a plan or a `dst` that does not belong to this transform.
   void run(const RgbImage& image, const Plan& plan, TransformScratch& scratch,
