@@ -95,11 +95,13 @@ std::vector<float> reference(const Picture& picture) {
   headrace::JpegDecoder().decode(picture.file, std::nullopt, whole);
   RgbImage cropped;
   headrace::crop(view_of(whole), picture.plan.source, cropped);
-  std::vector<std::uint8_t> intermediate;
-  RgbImage resized;
   const ImageSize size{kEdge, kEdge};
+  RgbImage resized;
+  resized.reshape(size);
+  std::vector<std::uint8_t> memory;
   headrace::resize(view_of(cropped), size, headrace::Filter::kBilinear,
-                   headrace::PassOrder::kBySize, Region::whole(size), intermediate, resized);
+                   headrace::PassOrder::kBySize, Region::whole(size),
+                   headrace::all_kernels().front(), memory, headrace::copy_to(resized));
   const bool mirrored = std::ranges::any_of(
       picture.plan.steps, [](const PlanStep& step) { return step.kind == PlanStep::Kind::kFlip; });
   std::vector<float> out;
@@ -213,10 +215,10 @@ int main(int argc, char** argv) {
   std::printf(
       "{\"bench\": \"stages\", \"folder\": \"%s\", \"pictures\": %zu, \"mean_kb\": %.1f, "
       "\"rounds\": %d, \"clock\": \"thread CPU\", \"libjpeg_turbo\": %d, "
-      "\"compiler\": \"%s\"",
+      "\"kernels\": \"%s\", \"compiler\": \"%s\"",
       folder.c_str(), pictures.size(),
       static_cast<double>(bytes) / 1e3 / static_cast<double>(pictures.size()), rounds,
-      LIBJPEG_TURBO_VERSION_NUMBER, __VERSION__);
+      LIBJPEG_TURBO_VERSION_NUMBER, headrace::best_kernels().name, __VERSION__);
   for (const Stage& stage : stages) std::printf(", \"%s\": %.4f", stage.name, median(stage.ms));
   std::printf(", \"floor/whole\": %.3f}\n", floor / whole);
 }

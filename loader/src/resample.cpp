@@ -1,146 +1,17 @@
 #include "resample.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
+#include <utility>
+
+#include "resample_weights.h"
 
 namespace headrace {
 namespace {
 
 constexpr int kChannels = 3;
-// Weights are fixed-point numbers; 22 bits leave room for 8-bit pixels and bicubic overshoot.
-constexpr int kWeightBits = 22;
-constexpr std::int32_t kHalf = 1 << (kWeightBits - 1);
 
 std::size_t row_bytes_of(int width) { return static_cast<std::size_t>(width) * kChannels; }
-
-double bilinear(double x) {
-  x = std::abs(x);
-  return x < 1.0 ? 1.0 - x : 0.0;
-}
-
-double bicubic(double x) {
-  constexpr double kA = -0.5;
-  x = std::abs(x);
-  if (x < 1.0) return ((kA + 2.0) * x - (kA + 3.0)) * x * x + 1.0;
-  if (x < 2.0) return (((x - 5.0) * x + 8.0) * x - 4.0) * kA;
-  return 0.0;
-}
-
-/// For each output position of one axis: which source positions count, and how much.
-struct Weights {
-  std::vector<int> first;  // source position of the first tap
-  std::vector<int> count;
-  std::size_t taps = 0;              // row length of `weight`
-  std::vector<std::int32_t> weight;  // [position, taps]
-
-  int begin() const { return first.front(); }
-  int length() const { return first.back() + count.back() - begin(); }
-  /// Lets the source start with the first position that counts.
-  void rebase() {
-    const int origin = begin();
-    for (int& position : first) position -= origin;
-  }
-};
-
-/// For the output positions from `begin` on. Every operation and its order matter here: the
-/// double-precision weights decide the pixels.
-Weights make_weights(int source_length, int length, Filter filter, int begin, int wanted) {
-  const auto kernel = filter == Filter::kBilinear ? bilinear : bicubic;
-  const double scale = static_cast<double>(source_length) / length;
-  const double stretch = std::max(scale, 1.0);  // antialiasing: wider when shrinking
-  const double support = (filter == Filter::kBilinear ? 1.0 : 2.0) * stretch;
-  const double inverse_stretch = 1.0 / stretch;
-
-  Weights weights;
-  weights.taps = static_cast<std::size_t>(std::ceil(support)) * 2 + 1;
-  const auto positions = static_cast<std::size_t>(wanted);
-  weights.first.resize(positions);
-  weights.count.resize(positions);
-  weights.weight.resize(positions * weights.taps);
-  std::vector<double> exact(weights.taps);
-
-  for (std::size_t i = 0; i < positions; ++i) {
-    const double center = (begin + static_cast<int>(i) + 0.5) * scale;
-    const int first = std::max(static_cast<int>(center - support + 0.5), 0);
-    const int last = std::min(static_cast<int>(center + support + 0.5), source_length);
-    const auto count = static_cast<std::size_t>(last - first);
-    double sum = 0.0;
-    for (std::size_t tap = 0; tap < count; ++tap) {
-      exact[tap] = kernel((static_cast<int>(tap) + first - center + 0.5) * inverse_stretch);
-      sum += exact[tap];
-    }
-    std::int32_t* out = &weights.weight[i * weights.taps];
-    for (std::size_t tap = 0; tap < count; ++tap) {
-      const double share = (sum != 0.0 ? exact[tap] / sum : exact[tap]) * (1 << kWeightBits);
-      out[tap] = static_cast<std::int32_t>(share + (share < 0 ? -0.5 : 0.5));
-    }
-    weights.first[i] = first;
-    weights.count[i] = static_cast<int>(count);
-  }
-  return weights;
-}
-
-std::uint8_t to_pixel(std::int32_t sum) {
-  return static_cast<std::uint8_t>(std::clamp(sum >> kWeightBits, 0, 255));
-}
-
-void resample_row(const std::uint8_t* source, const Weights& weights, std::uint8_t* out) {
-  for (std::size_t x = 0; x < weights.first.size(); ++x) {
-    const std::uint8_t* pixel = source + static_cast<std::size_t>(weights.first[x]) * kChannels;
-    const std::int32_t* weight = &weights.weight[x * weights.taps];
-    std::int32_t red = kHalf;
-    std::int32_t green = kHalf;
-    std::int32_t blue = kHalf;
-    for (int tap = 0; tap < weights.count[x]; ++tap, pixel += kChannels) {
-      red += weight[tap] * pixel[0];
-      green += weight[tap] * pixel[1];
-      blue += weight[tap] * pixel[2];
-    }
-    out[0] = to_pixel(red);
-    out[1] = to_pixel(green);
-    out[2] = to_pixel(blue);
-    out += kChannels;
-  }
-}
-
-/// One output row out of `count` source rows, all columns alike.
-void blend_rows(const std::uint8_t* source, std::size_t stride, const std::int32_t* weight,
-                int count, std::size_t row_bytes, std::uint8_t* out) {
-  constexpr std::size_t kBlock = 64;  // sums that stay in registers or the nearest cache
-  std::array<std::int32_t, kBlock> sums;
-  for (std::size_t begin = 0; begin < row_bytes; begin += kBlock) {
-    const std::size_t bytes = std::min(kBlock, row_bytes - begin);
-    sums.fill(kHalf);
-    for (int tap = 0; tap < count; ++tap) {
-      const std::uint8_t* row = source + static_cast<std::size_t>(tap) * stride + begin;
-      for (std::size_t i = 0; i < bytes; ++i) sums[i] += weight[tap] * row[i];
-    }
-    for (std::size_t i = 0; i < bytes; ++i) out[begin + i] = to_pixel(sums[i]);
-  }
-}
-
-/// The horizontal pass.
-RgbView resample_columns(const RgbView& source, const Weights& weights, std::uint8_t* out) {
-  const ImageSize size{static_cast<int>(weights.first.size()), source.size.height};
-  const std::size_t row_bytes = row_bytes_of(size.width);
-  for (int y = 0; y < size.height; ++y) {
-    resample_row(source.row(y), weights, out + static_cast<std::size_t>(y) * row_bytes);
-  }
-  return {out, row_bytes, size};
-}
-
-/// The vertical pass.
-RgbView resample_rows(const RgbView& source, const Weights& weights, std::uint8_t* out) {
-  const ImageSize size{source.size.width, static_cast<int>(weights.first.size())};
-  const std::size_t row_bytes = row_bytes_of(size.width);
-  for (std::size_t y = 0; y < weights.first.size(); ++y) {
-    blend_rows(source.row(weights.first[y]), source.stride, &weights.weight[y * weights.taps],
-               weights.count[y], row_bytes, out + y * row_bytes);
-  }
-  return {out, row_bytes, size};
-}
 
 bool height_comes_first(ImageSize from, ImageSize to, PassOrder order) {
   const std::int64_t lost_width = from.width - to.width;
@@ -156,39 +27,96 @@ bool height_comes_first(ImageSize from, ImageSize to, PassOrder order) {
   return false;
 }
 
-std::uint8_t* room_for(std::vector<std::uint8_t>& buffer, int width, int height) {
-  buffer.resize(row_bytes_of(width) * static_cast<std::size_t>(height));
-  return buffer.data();
-}
+/// One resize: the weights, the kernels and the memory between the passes.
+class Resize {
+ public:
+  Resize(const Kernels& kernels, std::vector<std::uint8_t>& memory, const RowSink& sink)
+      : kernels_(kernels), memory_(memory), sink_(sink) {}
 
-/// Source position of each output position. Pillow adds up steps, so rounding errors add up too,
-/// and the last ones may fall off the end: -1.
-std::vector<int> nearest_positions(int source_length, int length) {
-  const double step = static_cast<double>(source_length) / length;
-  std::vector<int> positions(static_cast<std::size_t>(length));
-  double at = step * 0.5;
-  for (int& position : positions) {
-    const int rounded = static_cast<int>(at);
-    position = rounded < source_length ? rounded : -1;
-    at += step;
+  void columns(const RgbView& source, Weights across) {
+    kernels_.prepare_columns(across, row_bytes_of(source.size.width));
+    std::uint8_t* const row = room_for(across.positions(), 1);
+    for (int y = 0; y < source.size.height; ++y) {
+      kernels_.blend_columns(source.row(y), across, row);
+      sink_(y, row);
+    }
   }
-  return positions;
-}
 
-void resize_nearest(const RgbView& source, ImageSize size, const Region& window, RgbImage& out) {
+  void rows(const RgbView& source, Weights down) {
+    kernels_.prepare_rows(down);
+    std::uint8_t* const row = room_for(static_cast<std::size_t>(source.size.width), 1);
+    for (std::size_t y = 0; y < down.positions(); ++y) {
+      blend(source, down, y, row);
+      sink_(static_cast<int>(y), row);
+    }
+  }
+
+  void rows_then_columns(const RgbView& source, Weights down, Weights across) {
+    kernels_.prepare_rows(down);
+    kernels_.prepare_columns(across, row_bytes_of(source.size.width));
+    const auto width = static_cast<std::size_t>(source.size.width);
+    std::uint8_t* const between = room_for(width + across.positions(), 1);
+    std::uint8_t* const row = between + width * kChannels;
+    for (std::size_t y = 0; y < down.positions(); ++y) {
+      blend(source, down, y, between);
+      kernels_.blend_columns(between, across, row);
+      sink_(static_cast<int>(y), row);
+    }
+  }
+
+  void columns_then_rows(const RgbView& source, Weights across, Weights down) {
+    kernels_.prepare_columns(across, row_bytes_of(source.size.width));
+    kernels_.prepare_rows(down);
+    const int width = static_cast<int>(across.positions());
+    const int height = source.size.height;
+    std::uint8_t* const row = room_for(across.positions(), static_cast<std::size_t>(height) + 1);
+    std::uint8_t* const pixels = row + row_bytes_of(width);
+    const RgbView between{pixels, row_bytes_of(width), {width, height}};
+    int done = 0;
+    for (std::size_t y = 0; y < down.positions(); ++y) {
+      // Just before they are needed, while the nearest cache holds them.
+      for (; done < down.first[y] + down.count[y]; ++done) {
+        kernels_.blend_columns(source.row(done), across,
+                               pixels + static_cast<std::size_t>(done) * between.stride);
+      }
+      blend(between, down, y, row);
+      sink_(static_cast<int>(y), row);
+    }
+  }
+
+ private:
+  std::uint8_t* room_for(std::size_t width, std::size_t rows) {
+    memory_.resize(std::max(memory_.size(), width * kChannels * rows));
+    return memory_.data();
+  }
+
+  void blend(const RgbView& source, const Weights& down, std::size_t y, std::uint8_t* row) const {
+    kernels_.blend_rows(source.row(down.first[y]), source.stride, down, y,
+                        row_bytes_of(source.size.width), row);
+  }
+
+  const Kernels& kernels_;
+  std::vector<std::uint8_t>& memory_;
+  const RowSink& sink_;
+};
+
+void resize_nearest(const RgbView& source, ImageSize size, const Region& window,
+                    std::vector<std::uint8_t>& memory, const RowSink& sink) {
   const std::vector<int> columns = nearest_positions(source.size.width, size.width);
   const std::vector<int> rows = nearest_positions(source.size.height, size.height);
-  std::uint8_t* to = out.pixels.data();
-  for (int y = window.top; y < window.top + window.height; ++y) {
-    const int row = rows[static_cast<std::size_t>(y)];
-    for (int x = window.left; x < window.left + window.width; ++x, to += kChannels) {
-      const int column = columns[static_cast<std::size_t>(x)];
-      if (row < 0 || column < 0) {
+  memory.resize(std::max(memory.size(), row_bytes_of(window.width)));
+  for (int y = 0; y < window.height; ++y) {
+    const int from_y = rows[static_cast<std::size_t>(window.top + y)];
+    std::uint8_t* to = memory.data();
+    for (int x = 0; x < window.width; ++x, to += kChannels) {
+      const int from_x = columns[static_cast<std::size_t>(window.left + x)];
+      if (from_y < 0 || from_x < 0) {
         std::memset(to, 0, kChannels);
       } else {
-        std::memcpy(to, source.row(row) + static_cast<std::size_t>(column) * kChannels, kChannels);
+        std::memcpy(to, source.row(from_y) + row_bytes_of(from_x), kChannels);
       }
     }
+    sink(y, memory.data());
   }
 }
 
@@ -203,14 +131,25 @@ RgbView part_of(const RgbView& view, const Region& window) noexcept {
       view.row(window.top) + row_bytes_of(window.left), view.stride, {window.width, window.height}};
 }
 
+RowSink copy_to(RgbImage& image) {
+  return [&image](int y, const std::uint8_t* row) {
+    const std::size_t row_bytes = row_bytes_of(image.size.width);
+    std::memcpy(image.pixels.data() + static_cast<std::size_t>(y) * row_bytes, row, row_bytes);
+  };
+}
+
 void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder order,
-            const Region& window, std::vector<std::uint8_t>& intermediate, RgbImage& out) {
-  if (size == source.size) return crop(source, window, out);
-  out.reshape({window.width, window.height});
-  if (filter == Filter::kNearest) return resize_nearest(source, size, window, out);
+            const Region& window, const Kernels& kernels, std::vector<std::uint8_t>& memory,
+            const RowSink& sink) {
+  const auto [width, height] = source.size;
+  if (size == source.size) {
+    const RgbView part = part_of(source, window);
+    for (int y = 0; y < window.height; ++y) sink(y, part.row(y));
+    return;
+  }
+  if (filter == Filter::kNearest) return resize_nearest(source, size, window, memory, sink);
 
   // Pillow leaves out the pass along an axis that keeps its length.
-  const auto [width, height] = source.size;
   Weights across;
   Weights down;
   if (size.width != width) {
@@ -220,22 +159,20 @@ void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder orde
     down = make_weights(height, size.height, filter, window.top, window.height);
   }
 
-  std::uint8_t* const to = out.pixels.data();
+  // The first pass makes only what the second one reads.
+  Resize passes(kernels, memory, sink);
   if (size.height == height) {
-    resample_columns(part_of(source, {0, window.top, width, window.height}), across, to);
+    passes.columns(part_of(source, {0, window.top, width, window.height}), std::move(across));
   } else if (size.width == width) {
-    resample_rows(part_of(source, {window.left, 0, window.width, height}), down, to);
+    passes.rows(part_of(source, {window.left, 0, window.width, height}), std::move(down));
   } else if (height_comes_first(source.size, size, order)) {
-    // The first pass makes only what the second one reads.
     const RgbView needed = part_of(source, {across.begin(), 0, across.length(), height});
     across.rebase();
-    auto* const between = room_for(intermediate, needed.size.width, window.height);
-    resample_columns(resample_rows(needed, down, between), across, to);
+    passes.rows_then_columns(needed, std::move(down), std::move(across));
   } else {
     const RgbView needed = part_of(source, {0, down.begin(), width, down.length()});
     down.rebase();
-    auto* const between = room_for(intermediate, window.width, needed.size.height);
-    resample_rows(resample_columns(needed, across, between), down, to);
+    passes.columns_then_rows(needed, std::move(across), std::move(down));
   }
 }
 

@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "headrace/jpeg.h"
 #include "headrace/transform.h"
+#include "resample_kernels.h"
 
 namespace headrace {
 
@@ -34,14 +36,20 @@ RgbView view_of(const RgbImage& image) noexcept;
 /// The part of `view` that `window` names; it must lie inside.
 RgbView part_of(const RgbView& view, const Region& window) noexcept;
 
+/// Takes the rows of a result from the top down: y, and pixels that stay until it returns.
+using RowSink = std::function<void(int y, const std::uint8_t* row)>;
+
+/// A sink that fills `image`, which must have the size of the result and outlive the sink.
+RowSink copy_to(RgbImage& image);
+
 /// Bit for bit `Image.resize(size, filter).crop(window)` of Pillow's 8-bit code: the window is cut
 /// while resizing, so that what lies outside of it costs nothing.
-/// @param order         that the installed Pillow has.
-/// @param window        must lie inside `size`.
-/// @param intermediate  scratch memory, kept between calls.
-/// @param out           reshaped to the window; must not be what `source` borrows from.
+/// @param order   that the installed Pillow has.
+/// @param window  must lie inside `size`.
+/// @param memory  scratch, kept between calls.
 void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder order,
-            const Region& window, std::vector<std::uint8_t>& intermediate, RgbImage& out);
+            const Region& window, const Kernels& kernels, std::vector<std::uint8_t>& memory,
+            const RowSink& sink);
 
 /// Copies `window`; what lies outside of the source is black.
 void crop(const RgbView& source, const Region& window, RgbImage& out);

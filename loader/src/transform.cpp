@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "headrace/error.h"
@@ -112,37 +113,32 @@ class Checker {
   ValueTable<float> values_;
 };
 
-/// Interleaved pixels to planes of values.
+/// One row of interleaved pixels to the planes of a field.
 template <typename T>
-void write_planes(const RgbView& view, const ValueTable<T>& values, bool mirrored, T* dst) {
-  const auto width = static_cast<std::size_t>(view.size.width);
-  const auto height = static_cast<std::size_t>(view.size.height);
+void write_row(const std::uint8_t* pixel, std::size_t width, const ValueTable<T>& values,
+               bool mirrored, T* red, std::size_t plane) {
+  if (mirrored) pixel += 3 * (width - 1);
   const std::ptrdiff_t step = mirrored ? -3 : 3;
-  for (std::size_t y = 0; y < height; ++y) {
-    const std::uint8_t* pixel =
-        view.row(static_cast<int>(y)) + (mirrored ? 3 * (width - 1) : std::size_t{0});
-    T* red = dst + y * width;
-    T* green = red + height * width;
-    T* blue = green + height * width;
-    for (std::size_t x = 0; x < width; ++x, pixel += step) {
-      red[x] = values[0][pixel[0]];
-      green[x] = values[1][pixel[1]];
-      blue[x] = values[2][pixel[2]];
-    }
+  T* green = red + plane;
+  T* blue = green + plane;
+  for (std::size_t x = 0; x < width; ++x, pixel += step) {
+    red[x] = values[0][pixel[0]];
+    green[x] = values[1][pixel[1]];
+    blue[x] = values[2][pixel[2]];
   }
 }
 
-/// The picture on its way through a plan: a view, copied only when a step must.
+/// The picture on its way through a plan: a view, and what has not been done to it yet because the
+/// rows may go straight into the field.
 class Canvas {
  public:
   Canvas(const RgbImage& image, PassOrder pass_order, TransformScratch& scratch)
       : view_(view_of(image)), pass_order_(pass_order), scratch_(scratch) {}
 
-  /// Mirrored in the memory when a later step asks for it, else while the result is written.
   void mirror() { mirrored_ = !mirrored_; }
 
   void crop(const Region& window) {
-    settle_mirror();
+    settle();
     if (window.inside(view_.size)) {
       view_ = part_of(view_, window);
     } else {
@@ -152,20 +148,40 @@ class Canvas {
   }
 
   void resize(ImageSize size, Filter filter, const Region& window) {
-    settle_mirror();
-    if (size == view_.size) return crop(window);
-    headrace::resize(view_, size, filter, pass_order_, window, scratch_.intermediate, spare());
-    adopt_spare();
+    settle();
+    pending_ = {size, filter, window};
   }
 
-  const RgbView& view() const { return view_; }
+  /// Of the rows that the sink will get.
+  ImageSize size() const { return pending_ ? pending_->window.size() : view_.size; }
+  /// Whether the sink must mirror them.
   bool mirrored() const { return mirrored_; }
 
+  void finish(const RowSink& sink) {
+    const Resize whole{view_.size, Filter::kNearest, Region::whole(view_.size)};
+    const Resize last = pending_.value_or(whole);
+    headrace::resize(view_, last.size, last.filter, pass_order_, last.window, best_kernels(),
+                     scratch_.intermediate, sink);
+  }
+
  private:
-  void settle_mirror() {
-    if (!std::exchange(mirrored_, false)) return;
-    flip(view_, spare());
-    adopt_spare();
+  struct Resize {
+    ImageSize size;
+    Filter filter;
+    Region window;
+  };
+
+  void settle() {
+    if (pending_) {
+      spare().reshape(size());
+      finish(copy_to(spare()));
+      pending_.reset();
+      adopt_spare();
+    }
+    if (std::exchange(mirrored_, false)) {
+      flip(view_, spare());
+      adopt_spare();
+    }
   }
 
   RgbImage& spare() { return scratch_.image[spare_]; }
@@ -178,7 +194,8 @@ class Canvas {
   PassOrder pass_order_;
   TransformScratch& scratch_;
   int spare_ = 0;
-  bool mirrored_ = false;
+  std::optional<Resize> pending_;
+  bool mirrored_ = false;  // after the pending resize
 };
 
 Region window_of(const PlanStep& step) { return {step.left, step.top, step.width, step.height}; }
@@ -236,18 +253,23 @@ void Transform::run(const RgbImage& image, const Plan& plan, TransformScratch& s
   Canvas canvas(image, impl_->recipe.pass_order, scratch);
   apply_steps(plan.steps, canvas);
   const FieldSpec& output = impl_->output;
-  const RgbView& view = canvas.view();
-  if (dst.size() != output.row_bytes() || view.size.height != output.shape[1] ||
-      view.size.width != output.shape[2]) {
+  const ImageSize size = canvas.size();
+  if (dst.size() != output.row_bytes() || size.height != output.shape[1] ||
+      size.width != output.shape[2]) {
     throw Error(ErrorCode::kInvalidArgument, "the plan or the destination is another transform's",
                 {.stage = "transform"});
   }
+  const auto width = static_cast<std::size_t>(size.width);
+  const std::size_t plane = width * static_cast<std::size_t>(size.height);
+  const auto write = [&]<typename T>(const ValueTable<T>& values, T* field) {
+    canvas.finish([&, mirrored = canvas.mirrored()](int y, const std::uint8_t* row) {
+      write_row(row, width, values, mirrored, field + static_cast<std::size_t>(y) * width, plane);
+    });
+  };
   if (output.dtype == Dtype::kFloat32) {
-    write_planes(view, impl_->float_values, canvas.mirrored(),
-                 reinterpret_cast<float*>(dst.data()));
+    write(impl_->float_values, reinterpret_cast<float*>(dst.data()));
   } else {
-    write_planes(view, impl_->byte_values, canvas.mirrored(),
-                 reinterpret_cast<std::uint8_t*>(dst.data()));
+    write(impl_->byte_values, reinterpret_cast<std::uint8_t*>(dst.data()));
   }
 }
 

@@ -1,18 +1,23 @@
 #include <cstdint>
+#include <random>
 #include <vector>
 
 #include "resample.h"
 #include "support.h"
 
+using headrace::all_kernels;
+using headrace::copy_to;
 using headrace::crop;
 using headrace::Filter;
 using headrace::flip;
 using headrace::ImageSize;
+using headrace::Kernels;
 using headrace::part_of;
 using headrace::PassOrder;
 using headrace::Region;
 using headrace::resize;
 using headrace::RgbImage;
+using headrace::RgbView;
 using headrace::view_of;
 
 namespace {
@@ -35,17 +40,34 @@ RgbImage pattern(ImageSize size) {
   return image;
 }
 
+RgbImage resized(const RgbView& source, ImageSize size, Filter filter, const Region& window,
+                 PassOrder order, const Kernels& kernels = headrace::best_kernels()) {
+  std::vector<std::uint8_t> memory;
+  RgbImage out;
+  out.reshape(window.size());
+  resize(source, size, filter, order, window, kernels, memory, copy_to(out));
+  return out;
+}
+
 RgbImage resized(const RgbImage& image, ImageSize size, Filter filter, const Region& window,
                  PassOrder order = PassOrder::kBySize) {
-  std::vector<std::uint8_t> intermediate;
-  RgbImage out;
-  resize(view_of(image), size, filter, order, window, intermediate, out);
-  return out;
+  return resized(view_of(image), size, filter, window, order);
 }
 
 RgbImage resized(const RgbImage& image, ImageSize size, Filter filter,
                  PassOrder order = PassOrder::kBySize) {
   return resized(image, size, filter, {0, 0, size.width, size.height}, order);
+}
+
+/// Mostly extremes: they overflow first.
+RgbImage noise(ImageSize size, std::mt19937& random) {
+  RgbImage image;
+  image.reshape(size);
+  for (auto& value : image.pixels) {
+    const auto word = random();
+    value = static_cast<std::uint8_t>((word & 256) != 0 ? word : (word & 512) != 0 ? 255 : 0);
+  }
+  return image;
 }
 
 RgbImage cropped(const RgbImage& image, const Region& window) {
@@ -148,11 +170,41 @@ TEST_CASE("resize of a crop sees nothing outside of the crop", "[resample]") {
   const RgbImage image = pattern({40, 31});
   const Region window{5, 6, 20, 17};
   for (const Filter filter : kFilters) {
-    std::vector<std::uint8_t> intermediate;
-    RgbImage out;
-    resize(part_of(view_of(image), window), {9, 8}, filter, PassOrder::kBySize, {0, 0, 9, 8},
-           intermediate, out);
+    const RgbImage out =
+        resized(part_of(view_of(image), window), {9, 8}, filter, {0, 0, 9, 8}, PassOrder::kBySize);
     REQUIRE(out.pixels == resized(cropped(image, window), {9, 8}, filter).pixels);
+  }
+}
+
+TEST_CASE("every kernel resizes as the plain one does", "[resample][kernels]") {
+  std::mt19937 random(5);
+  const auto draw = [&](int below) {
+    return 1 + static_cast<int>(random() % static_cast<unsigned>(below));
+  };
+  for (const Kernels& kernels : all_kernels().subspan(1)) {
+    if (!kernels.runs_here()) {
+      WARN("skipped: this processor does not run the kernels " << kernels.name);
+      continue;
+    }
+    INFO("kernels " << kernels.name);
+    for (int i = 0; i < 1500; ++i) {
+      const int largest = i % 3 == 0 ? 400 : 70;
+      // Exactly as large as it looks, for the sanitizer to catch a read beyond the end.
+      const RgbImage image = noise({draw(largest), draw(largest)}, random);
+      const ImageSize size{draw(90), draw(90)};
+      const Region window{draw(size.width) - 1, draw(size.height) - 1, 1, 1};
+      const Region part{window.left, window.top, draw(size.width - window.left),
+                        draw(size.height - window.top)};
+      const Filter filter = i % 2 == 0 ? Filter::kBilinear : Filter::kBicubic;
+      const PassOrder order = i % 5 == 0 ? PassOrder::kWidthFirst : PassOrder::kBySize;
+      CAPTURE(image.size.width, image.size.height, size.width, size.height);
+      const auto by = [&](const Kernels& one) {
+        return resized(view_of(image), size, filter, i % 4 == 0 ? Region::whole(size) : part, order,
+                       one)
+            .pixels;
+      };
+      REQUIRE(by(kernels) == by(all_kernels().front()));
+    }
   }
 }
 

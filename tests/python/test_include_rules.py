@@ -15,6 +15,11 @@ STAGES = {
     "jpeg": {"jpeg", "jpeg_decoder", "jpeg_inspect", "jpeg_metadata"},
     "transform": {
         "resample",
+        "resample_avx2",
+        "resample_kernels",
+        "resample_vnni",
+        "resample_weights",
+        "resample_x86",
         "transform",
         "transform_impl",
         "transform_json",
@@ -45,7 +50,7 @@ OWNERS = {
     r"nlohmann/.*": r"transform_json\.cpp",
     r"liburing\.h": r"uring_reader\.cpp",
     r"cuda.*": r"device_\w+\.(cpp|cu|h)",
-    r"(immintrin|arm_neon)\.h": r"(resample|transform)\w*\.cpp",
+    r"(immintrin|arm_neon)\.h": r"resample_(x86\.h|neon\.cpp)",
 }
 
 POSIX = r"(sys/\w+|dirent|fcntl|poll|pthread|sched|signal|unistd)\.h"
