@@ -47,7 +47,14 @@ class EngineHandle {
                const std::vector<RandomStream>& streams)
       : engine_(std::make_unique<Engine>(options, transform, streams)), process_(getpid()) {}
 
-  ~EngineHandle() { close(); }
+  /// With the GIL: to take it back may end a daemon thread by unwinding, which no destructor
+  /// survives. None of our threads ever needs it.
+  ~EngineHandle() {
+    const std::unique_ptr<Engine> engine = end();
+    if (engine == nullptr) return;
+    in_next_.lock();
+    in_next_.unlock();
+  }
   EngineHandle(const EngineHandle&) = delete;
   EngineHandle& operator=(const EngineHandle&) = delete;
 
@@ -93,15 +100,8 @@ class EngineHandle {
   EngineStats stats() const { return closed() ? final_stats_ : get().stats(); }
 
   void close() {
-    if (closed()) return;
-    if (process_ != getpid()) {
-      (void)engine_.release();  // nothing in it may be touched here; the process is a copy
-      return;
-    }
-    kept_.reset();
-    engine_->stop();
-    final_stats_ = engine_->stats();
-    std::unique_ptr<Engine> engine = std::move(engine_);
+    std::unique_ptr<Engine> engine = end();
+    if (engine == nullptr) return;
     without_gil([&] {
       in_next_.lock();  // now nobody is in there any more
       in_next_.unlock();
@@ -110,6 +110,20 @@ class EngineHandle {
   }
 
  private:
+  /// The stopped engine, to be destroyed when nobody is in next(); null where there is none, or
+  /// where it is another process's: nothing in it may be touched then, and it is left alone.
+  std::unique_ptr<Engine> end() {
+    if (closed()) return nullptr;
+    if (process_ != getpid()) {
+      (void)engine_.release();
+      return nullptr;
+    }
+    kept_.reset();
+    engine_->stop();
+    final_stats_ = engine_->stats();
+    return std::move(engine_);
+  }
+
   template <class Function>
   static void without_gil(Function function) {
     std::exception_ptr failure;

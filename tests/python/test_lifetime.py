@@ -544,7 +544,9 @@ def fork_under_load(folder: str, workers: int) -> None:
     stop = threading.Event()
 
     def load() -> None:
-        other = make_loader(folder, workers)
+        # Persistent, so that no thread holds the lock of torch's generator in the moment of a fork:
+        # the child could never draw again.
+        other = make_loader(folder, 2, persistent_workers=True)
         while not stop.is_set():
             for _ in other:
                 pass
