@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -38,6 +40,18 @@ using headrace::RandomStream;
 using headrace::Sample;
 using headrace::Transform;
 namespace dlpack = headrace::dlpack;
+
+/// The thread that ends the interpreter; none before that.
+std::atomic<std::thread::id> exiting_thread{};
+
+/// Daemon threads that come back from an engine meanwhile stay where they are until the process is
+/// gone. Back in Python, whatever lets go of the GIL next in a C++ destructor (torch's profiler
+/// record around next() does) would end the process by std::terminate.
+void stay_here_at_exit() {
+  const std::thread::id exiting = exiting_thread;
+  if (exiting == std::thread::id() || exiting == std::this_thread::get_id()) return;
+  while (true) pause();
+}
 
 /// An engine as Python holds it: closable, and harmless in a forked child, where its threads and
 /// perhaps the holder of its lock are missing.
@@ -133,6 +147,7 @@ class EngineHandle {
     } catch (...) {
       failure = std::current_exception();
     }
+    stay_here_at_exit();
     // In no destructor: at the interpreter's end this ends a daemon thread, by unwinding its stack.
     PyEval_RestoreThread(thread);
     if (failure != nullptr) std::rethrow_exception(failure);
@@ -249,6 +264,10 @@ py::dict stats(const EngineHandle& handle) {
 }  // namespace
 
 void bind_engine(py::module_& module) {
+  module.def(
+      "begin_exit", [] { exiting_thread = std::this_thread::get_id(); },
+      "To be called by the thread that ends the interpreter, before the engines are closed.");
+
   py::class_<BufferPool, std::shared_ptr<BufferPool>>(
       module, "BufferPool", "Recycles the memory of batches: keeps up to max_idle free blocks.")
       .def(py::init([](std::size_t max_idle) {

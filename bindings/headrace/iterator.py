@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from headrace import selfcheck
-from headrace._core import Batch, Engine, Question, RandomStream, Transform
+from headrace._core import Batch, Engine, Question, RandomStream, Transform, begin_exit
 from headrace.recipe import is_random
 from headrace.route import decide
 from headrace.settings import ProcessSettings
@@ -48,6 +48,7 @@ _live: "weakref.WeakSet[_NativeIterator]" = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     # Threads must be gone before the interpreter takes apart what they stand on.
+    begin_exit()
     for iterator in list(_live):
         iterator.close()
 

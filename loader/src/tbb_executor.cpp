@@ -2,6 +2,7 @@
 #include <tbb/info.h>
 #include <tbb/task_arena.h>
 #include <tbb/task_group.h>
+#include <tbb/task_scheduler_observer.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,17 +46,21 @@ class ParallelismLease {
   int threads_;
 };
 
-/// oneTBB's observers could do this as its threads come, but each leaves memory behind.
-void own_this_thread(int worker) {
-  thread_local int named = -1;
-  if (std::exchange(named, worker) != worker) {
-    become_own_thread("hr-cpu-" + std::to_string(worker));
+class OwnThreads final : public tbb::task_scheduler_observer {
+ public:
+  explicit OwnThreads(tbb::task_arena& arena) : tbb::task_scheduler_observer(arena) {
+    observe(true);
   }
-}
+  ~OwnThreads() override { observe(false); }
+  void on_scheduler_entry(bool is_worker) override {
+    if (!is_worker) return;
+    become_own_thread("hr-cpu-" + std::to_string(tbb::this_task_arena::current_thread_index()));
+  }
+};
 
 class TbbExecutor final : public Executor {
  public:
-  explicit TbbExecutor(int threads) : lease_(threads), arena_(threads, 0) {}
+  explicit TbbExecutor(int threads) : lease_(threads), arena_(threads, 0), own_threads_(arena_) {}
 
   ~TbbExecutor() noexcept override {
     // Cancelled tasks are destroyed without being run, but somebody must take them off the arena:
@@ -65,11 +70,8 @@ class TbbExecutor final : public Executor {
   }
 
   void submit(Task task) override {
-    arena_.enqueue(group_.defer([task = std::move(task)] {
-      const int worker = tbb::this_task_arena::current_thread_index();
-      own_this_thread(worker);
-      task(worker);
-    }));
+    arena_.enqueue(group_.defer(
+        [task = std::move(task)] { task(tbb::this_task_arena::current_thread_index()); }));
   }
 
   // oneTBB gives every arena at least two slots, and one thread alone takes now this, now that one.
@@ -78,6 +80,7 @@ class TbbExecutor final : public Executor {
  private:
   ParallelismLease lease_;
   tbb::task_arena arena_;
+  OwnThreads own_threads_;
   tbb::task_group group_;
 };
 
