@@ -106,10 +106,12 @@ void resize_nearest(const RgbView& source, ImageSize size, const Region& window,
   const std::vector<int> rows = nearest_positions(source.size.height, size.height);
   memory.resize(std::max(memory.size(), row_bytes_of(window.width)));
   for (int y = 0; y < window.height; ++y) {
-    const int from_y = rows[static_cast<std::size_t>(window.top + y)];
+    const int at_y = window.top + y;
+    const int from_y = rows[static_cast<std::size_t>(at_y)];
     std::uint8_t* to = memory.data();
     for (int x = 0; x < window.width; ++x, to += kChannels) {
-      const int from_x = columns[static_cast<std::size_t>(window.left + x)];
+      const int at_x = window.left + x;
+      const int from_x = columns[static_cast<std::size_t>(at_x)];
       if (from_y < 0 || from_x < 0) {
         std::memset(to, 0, kChannels);
       } else {

@@ -66,11 +66,11 @@ void blend_rows_from(std::size_t begin, const std::uint8_t* source, std::size_t 
 
 std::span<const Kernels> all_kernels() {
 #if defined(__x86_64__)
-  static const std::array all{kPlainKernels, kAvx2Kernels, kVnniKernels};
+  static const std::array kAll{kPlainKernels, kAvx2Kernels, kVnniKernels};
 #else
-  static const std::array all{kPlainKernels};
+  static const std::array kAll{kPlainKernels};
 #endif
-  return all;
+  return kAll;
 }
 
 const Kernels& best_kernels() {
