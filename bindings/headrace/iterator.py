@@ -1,48 +1,36 @@
-"""The native iterators: torch's bookkeeping on top, the C++ engine below.
+"""What the native iterators share: torch's bookkeeping on top, the C++ engine below.
 
-Both are subclasses of torch's own base iterator, which makes its draws (base_seed), its warnings
+They are subclasses of torch's own base iterator, which makes its draws (base_seed), its warnings
 and its profiler record in its constructor and ``__next__``. They advance the sampler exactly when
 torch does, name a random stream for each virtual worker, and let torch itself compute what the
 engine will not judge.
 """
 
 import atexit
-import copy
 import math
 import os
 import time
 import weakref
 from abc import abstractmethod
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import BatchSampler, SequentialSampler, Subset
-from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torch.utils.data.distributed import DistributedSampler
 
 from headrace import selfcheck
 from headrace._core import Batch, Engine, Question, RandomStream, Transform, begin_exit
-from headrace.recipe import is_random
-from headrace.route import decide
+from headrace.failure import Failure
+from headrace.samples import Sample, resolve
 from headrace.settings import ProcessSettings
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
 
-Sample = tuple[str, int, int]
-
 # One wait in the engine; it looks for signals far more often by itself.
 _WAIT_MS = 3_600_000
 
-# Batches in a row without a draw by the caller after which planning ahead pays again.
-_CALM = 8
-
-_live: "weakref.WeakSet[_NativeIterator]" = weakref.WeakSet()
+_live: "weakref.WeakSet[NativeIterator]" = weakref.WeakSet()
 
 
 @atexit.register
@@ -53,7 +41,7 @@ def _close_all() -> None:
         iterator.close()
 
 
-class _NativeIterator(_BaseDataLoaderIter):
+class NativeIterator(_BaseDataLoaderIter):
     """What both kinds share: resolving indices, waiting, and asking torch."""
 
     _engine: Engine  # from _start() on
@@ -206,288 +194,5 @@ class _NativeIterator(_BaseDataLoaderIter):
         """The indices of the question's batch."""
 
     @abstractmethod
-    def _failure(self, batch: int, error: Exception, note: Any) -> "_Failure":
+    def _failure(self, batch: int, error: Exception, note: Any) -> "Failure":
         """`error` as torch would raise it when the batch has its turn."""
-
-
-class _Failure:
-    """An exception on its way to the batch's turn."""
-
-    def __init__(
-        self, error: Exception | ExceptionWrapper, note: tuple[str, Any, str] | None
-    ) -> None:
-        self._error: Exception | ExceptionWrapper | None = error
-        self._note = note
-
-    def reraise(self) -> None:
-        """Raises it, once. What catches it holds no cycle: iterators die with their last user."""
-        error = self._take()
-        if self._note is not None:
-            path, index, reason = self._note
-            vars(error).update(sample_path=path, sample_index=index)
-            if hasattr(error, "add_note"):
-                error.add_note(f"headrace: {path} (sample {index}): {reason}")
-        try:
-            raise error
-        finally:
-            del error
-
-    def _take(self) -> Exception:
-        error, self._error = self._error, None
-        if not isinstance(error, ExceptionWrapper):
-            assert error is not None
-            return error
-        try:
-            error.reraise()
-        except Exception as rebuilt:
-            return rebuilt.with_traceback(None)
-        raise AssertionError("not reached")
-
-
-def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
-    """The (path, label, index) of each index, by the lookups that dataset[index] would make.
-
-    Returns an exception where those fail: the batch is then torch's own business.
-    """
-    chain = []
-    while type(dataset) is Subset:
-        chain.append(dataset.indices)
-        dataset = dataset.dataset
-    try:
-        if iter(indices) is indices:
-            raise TypeError("its indices can be read only once")
-        result = []
-        for index in indices:
-            place = index
-            for table in chain:
-                place = table[place]
-            path, label = dataset.samples[place]
-            result.append((path, label, int(place)))
-    except Exception as error:
-        return error
-    return result or ValueError("it has no samples")
-
-
-def snapshot(dataset: Any) -> Any:
-    """What a worker process would have got: later changes of the original are not seen."""
-    dataset = copy.copy(dataset)
-    if type(dataset) is Subset:
-        dataset.dataset = snapshot(dataset.dataset)
-        dataset.indices = _copy_of_table(dataset.indices)
-    else:
-        dataset.samples = _copy_of_table(dataset.samples)
-        dataset.transform = copy.deepcopy(dataset.transform)
-    return dataset
-
-
-def _copy_of_table(table: Any) -> Any:
-    # Of the usual kinds a flat copy will do, which is much faster.
-    return copy.copy(table) if type(table) in (list, tuple, range) else copy.deepcopy(table)
-
-
-class WorkerIterator(_NativeIterator):
-    """num_workers > 0: each virtual worker is a random stream of its own.
-
-    Follows _MultiProcessingDataLoaderIter (torch/utils/data/dataloader.py): prefetch_factor *
-    num_workers batches at priming, one more for each that is received, workers in turn.
-    """
-
-    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
-        super().__init__(loader, recipe)
-        self._ahead = (loader.prefetch_factor or 0) * self._num_workers
-        self._dataset = snapshot(self._dataset)
-        streams = [
-            RandomStream(int(self._base_seed + worker) % 2**64, **self._rules)
-            for worker in range(self._num_workers)
-        ]
-        self._start(loader, streams, self._ahead)
-        self._reset(loader, first_iter=True)
-
-    def _reset(self, loader: "DataLoader[Any]", first_iter: bool = False) -> None:
-        super()._reset(loader, first_iter)
-        if not first_iter:
-            # Workers finish what was dispatched before the break, so their streams move on.
-            while self._engine.in_flight:
-                self._answers.pop(self._wait().id, None)
-        self._next_worker = 0
-        # By batch id: (worker, indices).
-        self._dispatched: dict[int, tuple[int, Any]] = {}
-        for _ in range(self._ahead):
-            self._try_put_index()
-
-    def _try_put_index(self) -> None:
-        try:
-            indices = self._next_index()
-        except StopIteration:
-            return
-        worker = self._next_worker
-        self._next_worker = (worker + 1) % self._num_workers
-        batch, samples = self._submit(worker, indices)
-        if batch is None:
-            batch = self._engine.submit_opaque(worker, f"it has no plain samples: {samples!r}")
-        self._dispatched[batch] = (worker, indices)
-
-    def _next_data(self) -> Any:
-        if not self._dispatched:
-            if not self._persistent_workers:
-                self.close()
-            raise StopIteration
-        batch = self._wait(self._timeout)
-        data = self._deliver(batch)
-        del self._dispatched[batch.id]
-        self._try_put_index()
-        if isinstance(data, _Failure):
-            data.reraise()
-        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
-
-    def _expected(self) -> int:
-        return len(self._dispatched)
-
-    def _asked(self, question: Question) -> Any:
-        return self._dispatched[question.batch][1]
-
-    def _failure(self, batch: int, error: Exception, note: Any) -> _Failure:
-        worker, _ = self._dispatched[batch]
-        return _Failure(ExceptionWrapper(where=f"in DataLoader worker process {worker}"), note)
-
-
-class MainProcessIterator(_NativeIterator):
-    """num_workers=0: draws come from torch's default generator, which the caller shares.
-
-    Batches are planned ahead from where the generator stands, and planned again when the caller has
-    drawn in between. The dataset is read live. Each next() leaves the generator where torch would.
-    """
-
-    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
-        super().__init__(loader, recipe)
-        self._loader = loader
-        # (batch id, indices, samples) of what was pulled from the sampler, oldest first. Without an
-        # id it is not in flight: torch makes it when it has its turn.
-        self._queue: deque[tuple[int | None, Any, list[Sample] | Exception]] = deque()
-        self._exhausted = False
-        self._max_ahead = self._lookahead(loader)
-        # Where the last batch left the generator, and for how many batches in a row it still stood
-        # there: planning ahead is wasted on a caller who draws between batches.
-        self._left_at: RandomStream | None = None
-        self._calm = _CALM
-        self._native = True
-        self._restart()
-
-    def _lookahead(self, loader: "DataLoader[Any]") -> int:
-        """Batches that may be begun before they are asked for.
-
-        Only where pulling the sampler early cannot be noticed: torch's own samplers, once started,
-        draw from nothing but generators of their own.
-        """
-        batches = loader.batch_sampler
-        if type(batches) is not BatchSampler:
-            return 0
-        sampler = batches.sampler
-        quiet = type(sampler) in (SequentialSampler, DistributedSampler) or (
-            type(sampler) is TorchRandomSampler and sampler.generator is None
-        )
-        if not quiet:
-            return 0
-        return max(1, math.ceil(4 * loader._thread_count() / batches.batch_size))
-
-    def _restart(self) -> None:
-        """A new engine for what is in flight, from the main generator's state."""
-        self._moving = True
-        self.close()
-        state = selfcheck.stream_of(torch.get_rng_state(), self._rules)
-        self._random = is_random(self._recipe)
-        self._answers.clear()
-        self._start(self._loader, [state], self._max_ahead + 1)
-        pending, self._queue = self._queue, deque()
-        for _, indices, _ in pending:
-            self._begin(indices)
-        self._moving = False
-
-    def _begin(self, indices: Any) -> None:
-        batch, samples = self._submit(0, indices) if self._native else (None, [])
-        self._queue.append((batch, indices, samples))
-
-    def _pull(self) -> bool:
-        """Begins one more batch; False when the sampler has none."""
-        if not self._exhausted:
-            self._moving = True
-            try:
-                indices = self._next_index()
-            except StopIteration:
-                self._exhausted = True
-            else:
-                if not self._queue:
-                    self._follow_generator()
-                self._begin(indices)
-            self._moving = False
-        return not self._exhausted
-
-    def _follow_generator(self) -> None:
-        if not self._random:
-            return
-        stream = selfcheck.stream_of(torch.get_rng_state(), self._rules)
-        if self._left_at is not None:
-            self._calm = self._calm + 1 if stream.same_position(self._left_at) else 0
-            self._left_at = None
-        self._engine.rewind(0, stream)
-
-    def _follow_dataset(self) -> None:
-        """Begins anew when what the batches in flight were begun with has changed."""
-        explanation, recipe = decide(self._loader)
-        settings = ProcessSettings.current()
-        batch, indices, samples = self._queue[0]
-        if (
-            explanation.native != self._native
-            or (recipe and recipe != self._recipe)
-            or settings != self._settings
-            or (batch is not None and _differ(samples, resolve(self._dataset, indices)))
-        ):
-            self._native = explanation.native
-            self._recipe = recipe or self._recipe
-            self._settings = settings
-            self._restart()
-
-    def _next_data(self) -> Any:
-        if not self._queue and not self._pull():
-            self.close()
-            raise StopIteration
-        self._follow_dataset()
-        data = self._by_torch() if self._queue[0][0] is None else self._by_engine()
-        if isinstance(data, _Failure):
-            data.reraise()
-        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
-
-    def _by_torch(self) -> Any:
-        _, indices, _ = self._queue.popleft()
-        return self._fetch(indices)
-
-    def _by_engine(self) -> Any:
-        self._follow_generator()
-        while self._calm >= _CALM and len(self._queue) <= self._max_ahead and self._pull():
-            pass
-        batch = self._wait()
-        data = self._deliver(batch)
-        self._queue.popleft()
-        if self._random:
-            state = torch.get_rng_state()
-            batch.random_after.to_torch_state(state.numpy())
-            torch.set_rng_state(state)
-            self._left_at = batch.random_after
-        return data
-
-    def _expected(self) -> int:
-        return sum(batch is not None for batch, _, _ in self._queue)
-
-    def _asked(self, question: Question) -> Any:
-        return next(indices for batch, indices, _ in self._queue if batch == question.batch)
-
-    def _failure(self, batch: int, error: Exception, note: Any) -> _Failure:
-        return _Failure(error, note)
-
-
-def _differ(before: Any, now: list[Sample] | Exception) -> bool:
-    """Whether samples are others; labels must be the very same objects, since 1 == True."""
-    return isinstance(now, Exception) or any(
-        path != new_path or label is not new_label
-        for (path, label, _), (new_path, new_label, _) in zip(before, now, strict=True)
-    )

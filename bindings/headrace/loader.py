@@ -8,8 +8,9 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from headrace._core import BufferPool, Engine
-from headrace.iterator import MainProcessIterator, WorkerIterator
+from headrace.main_iterator import MainProcessIterator
 from headrace.route import Explanation, decide
+from headrace.worker_iterator import WorkerIterator
 
 T_co = TypeVar("T_co", covariant=True)
 

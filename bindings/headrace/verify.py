@@ -22,9 +22,10 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from headrace.cli import CommandError
-from headrace.iterator import MainProcessIterator, WorkerIterator
 from headrace.loader import DataLoader
+from headrace.main_iterator import MainProcessIterator
 from headrace.route import decide
+from headrace.worker_iterator import WorkerIterator
 
 SUMMARY = "show that headrace gives torch's batches, bit for bit, on a folder of images"
 

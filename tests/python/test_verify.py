@@ -16,8 +16,9 @@ from torchvision.datasets import ImageFolder
 import headrace
 from headrace import verify
 from headrace.cli import main
-from headrace.iterator import MainProcessIterator, WorkerIterator
+from headrace.main_iterator import MainProcessIterator
 from headrace.route import Explanation
+from headrace.worker_iterator import WorkerIterator
 
 BATCH = 4
 

@@ -1,0 +1,160 @@
+"""The native iterator for num_workers=0."""
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import RandomSampler as TorchRandomSampler
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.distributed import DistributedSampler
+
+from headrace import selfcheck
+from headrace._core import Question, RandomStream
+from headrace.failure import Failure
+from headrace.iterator import NativeIterator
+from headrace.recipe import is_random
+from headrace.route import decide
+from headrace.samples import Sample, differ, resolve
+from headrace.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from headrace.loader import DataLoader
+
+# Batches in a row without a draw by the caller after which planning ahead pays again.
+_CALM = 8
+
+
+class MainProcessIterator(NativeIterator):
+    """num_workers=0: draws come from torch's default generator, which the caller shares.
+
+    Batches are planned ahead from where the generator stands, and planned again when the caller has
+    drawn in between. The dataset is read live. Each next() leaves the generator where torch would.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
+        super().__init__(loader, recipe)
+        self._loader = loader
+        # (batch id, indices, samples) of what was pulled from the sampler, oldest first. Without an
+        # id it is not in flight: torch makes it when it has its turn.
+        self._queue: deque[tuple[int | None, Any, list[Sample] | Exception]] = deque()
+        self._exhausted = False
+        self._max_ahead = self._lookahead(loader)
+        # Where the last batch left the generator, and for how many batches in a row it still stood
+        # there: planning ahead is wasted on a caller who draws between batches.
+        self._left_at: RandomStream | None = None
+        self._calm = _CALM
+        self._native = True
+        self._restart()
+
+    def _lookahead(self, loader: "DataLoader[Any]") -> int:
+        """Batches that may be begun before they are asked for.
+
+        Only where pulling the sampler early cannot be noticed: torch's own samplers, once started,
+        draw from nothing but generators of their own.
+        """
+        batches = loader.batch_sampler
+        if type(batches) is not BatchSampler:
+            return 0
+        sampler = batches.sampler
+        quiet = type(sampler) in (SequentialSampler, DistributedSampler) or (
+            type(sampler) is TorchRandomSampler and sampler.generator is None
+        )
+        if not quiet:
+            return 0
+        return max(1, math.ceil(4 * loader._thread_count() / batches.batch_size))
+
+    def _restart(self) -> None:
+        """A new engine for what is in flight, from the main generator's state."""
+        self._moving = True
+        self.close()
+        state = selfcheck.stream_of(torch.get_rng_state(), self._rules)
+        self._random = is_random(self._recipe)
+        self._answers.clear()
+        self._start(self._loader, [state], self._max_ahead + 1)
+        pending, self._queue = self._queue, deque()
+        for _, indices, _ in pending:
+            self._begin(indices)
+        self._moving = False
+
+    def _begin(self, indices: Any) -> None:
+        batch, samples = self._submit(0, indices) if self._native else (None, [])
+        self._queue.append((batch, indices, samples))
+
+    def _pull(self) -> bool:
+        """Begins one more batch; False when the sampler has none."""
+        if not self._exhausted:
+            self._moving = True
+            try:
+                indices = self._next_index()
+            except StopIteration:
+                self._exhausted = True
+            else:
+                if not self._queue:
+                    self._follow_generator()
+                self._begin(indices)
+            self._moving = False
+        return not self._exhausted
+
+    def _follow_generator(self) -> None:
+        if not self._random:
+            return
+        stream = selfcheck.stream_of(torch.get_rng_state(), self._rules)
+        if self._left_at is not None:
+            self._calm = self._calm + 1 if stream.same_position(self._left_at) else 0
+            self._left_at = None
+        self._engine.rewind(0, stream)
+
+    def _follow_dataset(self) -> None:
+        """Begins anew when what the batches in flight were begun with has changed."""
+        explanation, recipe = decide(self._loader)
+        settings = ProcessSettings.current()
+        batch, indices, samples = self._queue[0]
+        if (
+            explanation.native != self._native
+            or (recipe and recipe != self._recipe)
+            or settings != self._settings
+            or (batch is not None and differ(samples, resolve(self._dataset, indices)))
+        ):
+            self._native = explanation.native
+            self._recipe = recipe or self._recipe
+            self._settings = settings
+            self._restart()
+
+    def _next_data(self) -> Any:
+        if not self._queue and not self._pull():
+            self.close()
+            raise StopIteration
+        self._follow_dataset()
+        data = self._by_torch() if self._queue[0][0] is None else self._by_engine()
+        if isinstance(data, Failure):
+            data.reraise()
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _by_torch(self) -> Any:
+        _, indices, _ = self._queue.popleft()
+        return self._fetch(indices)
+
+    def _by_engine(self) -> Any:
+        self._follow_generator()
+        while self._calm >= _CALM and len(self._queue) <= self._max_ahead and self._pull():
+            pass
+        batch = self._wait()
+        data = self._deliver(batch)
+        self._queue.popleft()
+        if self._random:
+            state = torch.get_rng_state()
+            batch.random_after.to_torch_state(state.numpy())
+            torch.set_rng_state(state)
+            self._left_at = batch.random_after
+        return data
+
+    def _expected(self) -> int:
+        return sum(batch is not None for batch, _, _ in self._queue)
+
+    def _asked(self, question: Question) -> Any:
+        return next(indices for batch, indices, _ in self._queue if batch == question.batch)
+
+    def _failure(self, batch: int, error: Exception, note: Any) -> Failure:
+        return Failure(error, note)

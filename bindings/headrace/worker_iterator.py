@@ -1,0 +1,80 @@
+"""The native iterator for num_workers > 0."""
+
+from typing import TYPE_CHECKING, Any
+
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from headrace._core import Question, RandomStream
+from headrace.failure import Failure
+from headrace.iterator import NativeIterator
+from headrace.samples import snapshot
+
+if TYPE_CHECKING:
+    from headrace.loader import DataLoader
+
+
+class WorkerIterator(NativeIterator):
+    """num_workers > 0: each virtual worker is a random stream of its own.
+
+    Follows _MultiProcessingDataLoaderIter (torch/utils/data/dataloader.py): prefetch_factor *
+    num_workers batches at priming, one more for each that is received, workers in turn.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
+        super().__init__(loader, recipe)
+        self._ahead = (loader.prefetch_factor or 0) * self._num_workers
+        self._dataset = snapshot(self._dataset)
+        streams = [
+            RandomStream(int(self._base_seed + worker) % 2**64, **self._rules)
+            for worker in range(self._num_workers)
+        ]
+        self._start(loader, streams, self._ahead)
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader: "DataLoader[Any]", first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        if not first_iter:
+            # Workers finish what was dispatched before the break, so their streams move on.
+            while self._engine.in_flight:
+                self._answers.pop(self._wait().id, None)
+        self._next_worker = 0
+        # By batch id: (worker, indices).
+        self._dispatched: dict[int, tuple[int, Any]] = {}
+        for _ in range(self._ahead):
+            self._try_put_index()
+
+    def _try_put_index(self) -> None:
+        try:
+            indices = self._next_index()
+        except StopIteration:
+            return
+        worker = self._next_worker
+        self._next_worker = (worker + 1) % self._num_workers
+        batch, samples = self._submit(worker, indices)
+        if batch is None:
+            batch = self._engine.submit_opaque(worker, f"it has no plain samples: {samples!r}")
+        self._dispatched[batch] = (worker, indices)
+
+    def _next_data(self) -> Any:
+        if not self._dispatched:
+            if not self._persistent_workers:
+                self.close()
+            raise StopIteration
+        batch = self._wait(self._timeout)
+        data = self._deliver(batch)
+        del self._dispatched[batch.id]
+        self._try_put_index()
+        if isinstance(data, Failure):
+            data.reraise()
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _expected(self) -> int:
+        return len(self._dispatched)
+
+    def _asked(self, question: Question) -> Any:
+        return self._dispatched[question.batch][1]
+
+    def _failure(self, batch: int, error: Exception, note: Any) -> Failure:
+        worker, _ = self._dispatched[batch]
+        return Failure(ExceptionWrapper(where=f"in DataLoader worker process {worker}"), note)
