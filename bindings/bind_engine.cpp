@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -34,6 +35,7 @@ using headrace::Engine;
 using headrace::EngineOptions;
 using headrace::EngineStats;
 using headrace::Field;
+using headrace::MemoryFormat;
 using headrace::PinnedBuffer;
 using headrace::Question;
 using headrace::RandomStream;
@@ -196,6 +198,10 @@ dlpack::DataType dlpack_type(Dtype dtype) {
   switch (dtype) {
     case Dtype::kUint8:
       return {dlpack::kUint, 8, 1};
+    case Dtype::kFloat16:
+      return {dlpack::kFloat, 16, 1};
+    case Dtype::kBfloat16:
+      return {dlpack::kBfloat, 16, 1};
     case Dtype::kFloat32:
       return {dlpack::kFloat, 32, 1};
     case Dtype::kInt64:
@@ -209,6 +215,7 @@ dlpack::DataType dlpack_type(Dtype dtype) {
 struct Export {
   dlpack::ManagedTensor managed{};
   std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
   Buffer memory;
 };
 
@@ -216,6 +223,11 @@ py::capsule to_dlpack(const Field& field, std::int64_t rows) {
   auto exported = std::make_unique<Export>();
   exported->shape = field.spec.shape;
   exported->shape.insert(exported->shape.begin(), rows);
+  if (field.spec.memory_format == MemoryFormat::kChannelsLast) {
+    const auto& [channels, height, width] =
+        std::tie(exported->shape[1], exported->shape[2], exported->shape[3]);
+    exported->strides = {channels * height * width, 1, width * channels, channels};
+  }
   exported->memory = field.memory;
   dlpack::Tensor& tensor = exported->managed.tensor;
   tensor.data = field.memory.get();
@@ -223,6 +235,7 @@ py::capsule to_dlpack(const Field& field, std::int64_t rows) {
   tensor.dimensions = static_cast<std::int32_t>(exported->shape.size());
   tensor.dtype = dlpack_type(field.spec.dtype);
   tensor.shape = exported->shape.data();
+  if (!exported->strides.empty()) tensor.strides = exported->strides.data();
   exported->managed.owner = exported.get();
   exported->managed.deleter = [](dlpack::ManagedTensor* self) {
     delete static_cast<Export*>(self->owner);

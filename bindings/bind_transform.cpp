@@ -26,6 +26,10 @@ const char* name_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::kUint8:
       return "uint8";
+    case Dtype::kFloat16:
+      return "float16";
+    case Dtype::kBfloat16:
+      return "bfloat16";
     case Dtype::kFloat32:
       return "float32";
     case Dtype::kInt64:

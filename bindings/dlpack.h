@@ -20,6 +20,7 @@ struct DataType {
 inline constexpr std::uint8_t kInt = 0;
 inline constexpr std::uint8_t kUint = 1;
 inline constexpr std::uint8_t kFloat = 2;
+inline constexpr std::uint8_t kBfloat = 4;
 
 struct Tensor {
   void* data;

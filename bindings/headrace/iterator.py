@@ -53,6 +53,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self._moving = False
         self._torn = False
         self._recipe = recipe
+        self._output = loader.output
         self._rules = selfcheck.random_rules()
         self._settings = ProcessSettings.current()
         # Results of opaque batches and exceptions, by batch id, from the answer to the delivery.
@@ -100,7 +101,7 @@ class NativeIterator(_BaseDataLoaderIter):
     def _fetch(self, indices: Any) -> Any:
         """The batch as torch makes it."""
         fetcher = _MapDatasetFetcher(self._dataset, True, self._collate_fn, self._drop_last)
-        return fetcher.fetch(indices)
+        return self._output.batch(fetcher.fetch(indices))
 
     # --- waiting and asking -----------------------------------------------------------------------
 
@@ -176,8 +177,7 @@ class NativeIterator(_BaseDataLoaderIter):
             self._answers[question.batch] = result
             self._engine.answer(question, b"", after)
         else:
-            image = result[0].contiguous().view(-1).view(torch.uint8)
-            self._engine.answer(question, image.numpy(), after)
+            self._engine.answer(question, self._output.row(result[0]).numpy(), after)
 
     def _deliver(self, batch: Batch) -> Any:
         """What a finished batch turns into: tensors, an opaque result, or an exception to raise."""

@@ -4,12 +4,15 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+import torch
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from headrace._core import BufferPool, Engine
 from headrace.main_iterator import MainProcessIterator
+from headrace.output import Output
 from headrace.route import Explanation, decide
+from headrace.torch_iterator import converting_iterator
 from headrace.worker_iterator import WorkerIterator
 
 T_co = TypeVar("T_co", covariant=True)
@@ -30,13 +33,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             torch gives with as many workers.
         threads: decoding threads on the native path. None: as many as this process may use cores.
         read_budget_bytes: compressed bytes read ahead at most, in bytes.
+        dtype: what images of floating point are rounded to, such as torch.bfloat16: the exact
+            conversion of what the transform gives. None: left as they are.
+        memory_format: of the images, torch.contiguous_format or torch.channels_last.
 
     Raises:
         ValueError, TypeError: as torch's constructor; and for `threads` or `read_budget_bytes`
-            below 1.
+            below 1, or a `dtype` or `memory_format` that images cannot have.
 
     Iteration yields `[images, labels]`: on the native path images of shape [batch, 3, height,
-    width], float32 or uint8 as the transform ends, and int64 labels of shape [batch], on the CPU.
+    width], of the transform's dtype or `dtype`, and int64 labels of shape [batch], on the CPU.
     Their memory is theirs for as long as they are held, and is used again when they are freed.
     """
 
@@ -62,6 +68,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         threads: int | None = None,
         read_budget_bytes: int = 64 << 20,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, or None for all cores; got {threads}")
@@ -69,6 +77,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(f"read_budget_bytes must be at least 1; got {read_budget_bytes}")
         self.threads = threads
         self.read_budget_bytes = read_budget_bytes
+        self.dtype = dtype
+        self.memory_format = memory_format
+        self.output  # noqa: B018  refuses bad values
         self._pool: tuple[int, BufferPool] | None = None
         self._last_engine: Engine | None = None  # not the iterator: that lives as its user wants
         super().__init__(
@@ -123,9 +134,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _get_iterator(self) -> Any:
         explanation, recipe = decide(self)
         if not explanation.native:
-            return super()._get_iterator()
+            return super()._get_iterator() if self.output.plain else converting_iterator(self)
         kind = WorkerIterator if self.num_workers > 0 else MainProcessIterator
         return kind(self, recipe)
+
+    @property
+    def output(self) -> Output:
+        """`dtype` and `memory_format`."""
+        return Output(self.dtype, self.memory_format)
 
     def _thread_count(self) -> int:
         return self.threads or len(os.sched_getaffinity(0))

@@ -16,6 +16,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from headrace._core import Error, Transform
+from headrace.output import Output
 
 
 class NotNative(Exception):
@@ -33,13 +34,15 @@ class NotNative(Exception):
 
 
 Op = dict[str, Any]
+_AS_IT_IS = Output()
 
 
-def to_json(transform: Any) -> str:
+def to_json(transform: Any, output: Output = _AS_IT_IS) -> str:
     """The pipeline of `transform` for :class:`headrace._core.Transform`.
 
     Args:
         transform: a torchvision transform, v1 or v2, or a Compose of them.
+        output: what is done to the images afterwards.
 
     Returns:
         JSON, as loader/include/headrace/transform.h describes it.
@@ -47,13 +50,28 @@ def to_json(transform: Any) -> str:
     Raises:
         NotNative: the first transform that the core does not know, or options that it does not.
     """
-    ops = [_operation(step) for step in _flatten(transform)]
-    text = json.dumps({"headrace": 1, "resize_passes": resize_passes(), "ops": ops})
+    recipe: dict[str, Any] = {
+        "headrace": 1,
+        "resize_passes": resize_passes(),
+        "memory_format": _MEMORY_FORMATS[output.memory_format],
+        "ops": [_operation(step) for step in _flatten(transform)],
+    }
+    made = getattr(torch, _checked(recipe, transform).output[1])
+    wanted = output.dtype_of(made)
+    if wanted != made:
+        recipe["ops"].append(_to_dtype(v2.ToDtype(wanted)))
+        _checked(recipe, transform)
+    return json.dumps(recipe)
+
+
+_MEMORY_FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last"}
+
+
+def _checked(recipe: dict[str, Any], transform: Any) -> Transform:
     try:
-        Transform(text)
+        return Transform(json.dumps(recipe))
     except Error as error:
         raise NotNative(transform, str(error)) from error
-    return text
 
 
 @cache
@@ -179,7 +197,12 @@ def _random_horizontal_flip(t: Any) -> Op:
 
 
 def _to_dtype(t: Any) -> Op:
-    names = {torch.float32: "float32", torch.uint8: "uint8"}
+    names = {
+        torch.uint8: "uint8",
+        torch.float16: "float16",
+        torch.bfloat16: "bfloat16",
+        torch.float32: "float32",
+    }
     if type(t.dtype) is not torch.dtype or t.dtype not in names:
         raise NotNative(t, f"dtype {t.dtype} has no native form")
     return {"op": "to_dtype", "dtype": names[t.dtype], "scale": bool(t.scale)}

@@ -89,8 +89,8 @@ def _native_recipe(loader: "DataLoader[Any]") -> str:
     _check_folder(dataset)
     _check_collate(loader.collate_fn)
     _check_process()
-    recipe = to_json(dataset.transform)
-    selfcheck.check(recipe, dataset.transform)
+    recipe = to_json(dataset.transform, loader.output)
+    selfcheck.check(recipe, dataset.transform, loader.output)
     return recipe
 
 

@@ -25,6 +25,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from headrace._core import RandomStream, Transform, __version__
+from headrace.output import Output
 from headrace.recipe import NotNative, steps_after_geometry, to_json
 from headrace.settings import ProcessSettings
 
@@ -53,18 +54,19 @@ def random_rules() -> dict[str, Any]:
     return rules
 
 
-def check(recipe: str, transform: Callable[[Any], torch.Tensor]) -> None:
+def check(recipe: str, transform: Callable[[Any], torch.Tensor], output: Output) -> None:
     """Compares the core with the installed packages, in general and for this pipeline.
 
     Args:
         recipe: the pipeline as :func:`headrace.recipe.to_json` gives it.
         transform: the torchvision transform that it stands for.
+        output: what is done to the images afterwards.
 
     Raises:
         NotNative: something differs; the reason says what.
     """
     random_rules()
-    problem = _compare_pipeline(recipe, transform)
+    problem = _compare_pipeline(recipe, transform, output)
     if problem is not None:
         raise NotNative("the self-check", problem)
 
@@ -257,7 +259,9 @@ def _compare_jpeg(rules: dict[str, Any]) -> str | None:
 _compared: dict[str, str | None] = {}
 
 
-def _compare_pipeline(recipe: str, transform: Callable[[Any], torch.Tensor]) -> str | None:
+def _compare_pipeline(
+    recipe: str, transform: Callable[[Any], torch.Tensor], output: Output
+) -> str | None:
     """The user's own pipeline on an image, and all 256 values of each channel through its table."""
     if recipe not in _compared:
         width, height = Transform(recipe).output[2][:0:-1]
@@ -265,14 +269,16 @@ def _compare_pipeline(recipe: str, transform: Callable[[Any], torch.Tensor]) -> 
         with _undisturbed():
             try:
                 _compared[recipe] = _compare_on(
-                    recipe, transform, (width + 9, height + 5)
-                ) or _compare_on(to_json(values), values, (16, 16))
+                    recipe, transform, output, (width + 9, height + 5)
+                ) or _compare_on(to_json(values, output), values, output, (16, 16))
             except Exception as error:
                 _compared[recipe] = f"{transform!r} fails on an image: {error!r}"
     return _compared[recipe]
 
 
-def _compare_on(recipe: str, transform: Callable[[Any], Any], size: tuple[int, int]) -> str | None:
+def _compare_on(
+    recipe: str, transform: Callable[[Any], Any], output: Output, size: tuple[int, int]
+) -> str | None:
     rules, _ = _probe()
     native = Transform(recipe)
     values = torch.arange(size[0] * size[1]).view(size[1], size[0])
@@ -285,7 +291,7 @@ def _compare_on(recipe: str, transform: Callable[[Any], Any], size: tuple[int, i
         _, doubt = native.plan(*size, stream.copy())
         if doubt:
             continue
-        if native.run(*size, image.tobytes(), stream) != _bytes(transform(image)):
+        if native.run(*size, image.tobytes(), stream) != _bytes(output.row(transform(image))):
             return f"values differ after {transform!r}"
         if not stream.same_position(stream_of(torch.get_rng_state(), rules)):
             return f"the random stream stands elsewhere after {transform!r}"

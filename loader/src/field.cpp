@@ -6,6 +6,9 @@ std::size_t dtype_bytes(Dtype dtype) noexcept {
   switch (dtype) {
     case Dtype::kUint8:
       return 1;
+    case Dtype::kFloat16:
+    case Dtype::kBfloat16:
+      return 2;
     case Dtype::kFloat32:
       return 4;
     case Dtype::kInt64:

@@ -1,10 +1,13 @@
 #include "headrace/transform.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <optional>
 #include <utility>
 
+#include "field_writer.h"
+#include "float_bits.h"
 #include "headrace/error.h"
 #include "resample.h"
 #include "transform_impl.h"
@@ -47,10 +50,15 @@ class Checker {
   void operator()(const ToDtype& op) {
     need_tensor(op.kName);
     if (op.dtype == dtype_) return;
-    dtype_ = op.dtype;
-    if (dtype_ == Dtype::kFloat32) {
-      if (op.scale) each_value([](float value) { return value * static_cast<float>(1.0 / 255); });
-      return;
+    const Dtype from = std::exchange(dtype_, op.dtype);
+    if (from == Dtype::kFloat16 || from == Dtype::kBfloat16) {
+      refuse(op.kName, "float16 and bfloat16 must come last");
+    }
+    if (dtype_ != Dtype::kUint8) {
+      if (op.scale && from == Dtype::kUint8) {
+        each_value([](float value) { return value * static_cast<float>(1.0 / 255); });
+      }
+      return;  // 16 bits: rounded at the end, once
     }
     each_value([&op](float value) {
       if (op.scale) value *= 255.999f;
@@ -77,12 +85,20 @@ class Checker {
   void finish(Pipeline& pipeline) const {
     if (!tensor_) refuse("pipeline", "ends without to_tensor, pil_to_tensor or to_image");
     if (!size_) refuse(size_lost_by_, "the size of the result depends on the image");
-    pipeline.output = {"image", dtype_, {3, size_->height, size_->width}};
-    pipeline.float_values = values_;
-    if (dtype_ == Dtype::kFloat32) return;
-    for (std::size_t channel = 0; channel < values_.size(); ++channel) {
-      std::ranges::transform(values_[channel], pipeline.byte_values[channel].begin(),
-                             [](float value) { return static_cast<std::uint8_t>(value); });
+    pipeline.output = {
+        "image", dtype_, {3, size_->height, size_->width}, pipeline.recipe.memory_format};
+    switch (dtype_) {
+      case Dtype::kUint8:
+        fill(pipeline.values_8, [](float value) { return static_cast<std::uint8_t>(value); });
+        break;
+      case Dtype::kFloat16:
+        fill(pipeline.values_16, float16_bits);
+        break;
+      case Dtype::kBfloat16:
+        fill(pipeline.values_16, bfloat16_bits);
+        break;
+      default:
+        fill(pipeline.values_32, [](float value) { return std::bit_cast<std::uint32_t>(value); });
     }
   }
 
@@ -101,6 +117,12 @@ class Checker {
     if (tensor_) refuse(operation, "the image is a tensor already");
     tensor_ = true;
   }
+  template <typename T, typename Function>
+  void fill(ValueTable<T>& table, const Function& bits_of) const {
+    for (std::size_t channel = 0; channel < values_.size(); ++channel) {
+      std::ranges::transform(values_[channel], table[channel].begin(), bits_of);
+    }
+  }
   template <typename Function>
   void each_value(const Function& function) {
     for (auto& channel : values_) std::ranges::transform(channel, channel.begin(), function);
@@ -112,21 +134,6 @@ class Checker {
   Dtype dtype_ = Dtype::kUint8;
   ValueTable<float> values_;
 };
-
-/// One row of interleaved pixels to the planes of a field.
-template <typename T>
-void write_row(const std::uint8_t* pixel, std::size_t width, const ValueTable<T>& values,
-               bool mirrored, T* red, std::size_t plane) {
-  if (mirrored) pixel += 3 * (width - 1);
-  const std::ptrdiff_t step = mirrored ? -3 : 3;
-  T* green = red + plane;
-  T* blue = green + plane;
-  for (std::size_t x = 0; x < width; ++x, pixel += step) {
-    red[x] = values[0][pixel[0]];
-    green[x] = values[1][pixel[1]];
-    blue[x] = values[2][pixel[2]];
-  }
-}
 
 /// The picture on its way through a plan: a view, and what has not been done to it yet because the
 /// rows may go straight into the field.
@@ -259,17 +266,18 @@ void Transform::run(const RgbImage& image, const Plan& plan, TransformScratch& s
     throw Error(ErrorCode::kInvalidArgument, "the plan or the destination is another transform's",
                 {.stage = "transform"});
   }
-  const auto width = static_cast<std::size_t>(size.width);
-  const std::size_t plane = width * static_cast<std::size_t>(size.height);
-  const auto write = [&]<typename T>(const ValueTable<T>& values, T* field) {
-    canvas.finish([&, mirrored = canvas.mirrored()](int y, const std::uint8_t* row) {
-      write_row(row, width, values, mirrored, field + static_cast<std::size_t>(y) * width, plane);
-    });
+  const auto write = [&]<typename T>(const ValueTable<T>& values) {
+    const FieldWriter<T> writer(values, output.memory_format, size, canvas.mirrored(),
+                                reinterpret_cast<T*>(dst.data()));
+    canvas.finish([&writer](int y, const std::uint8_t* row) { writer.write(y, row); });
   };
-  if (output.dtype == Dtype::kFloat32) {
-    write(impl_->float_values, reinterpret_cast<float*>(dst.data()));
-  } else {
-    write(impl_->byte_values, reinterpret_cast<std::uint8_t*>(dst.data()));
+  switch (dtype_bytes(output.dtype)) {
+    case 1:
+      return write(impl_->values_8);
+    case 2:
+      return write(impl_->values_16);
+    default:
+      return write(impl_->values_32);
   }
 }
 

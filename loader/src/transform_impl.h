@@ -77,6 +77,7 @@ using ValueTable = std::array<std::array<T, 256>, 3>;
 
 /// What the JSON text says.
 struct Recipe {
+  MemoryFormat memory_format = MemoryFormat::kContiguous;
   PassOrder pass_order = PassOrder::kBySize;
   std::vector<Operation> operations;
 };
@@ -84,9 +85,10 @@ struct Recipe {
 struct Pipeline {
   Recipe recipe;
   FieldSpec output;
-  // The one that fits output.dtype is used.
-  ValueTable<float> float_values{};
-  ValueTable<std::uint8_t> byte_values{};
+  // Bit patterns of output.dtype; the one of its width is used.
+  ValueTable<std::uint8_t> values_8{};
+  ValueTable<std::uint16_t> values_16{};
+  ValueTable<std::uint32_t> values_32{};
 };
 struct Transform::Impl : Pipeline {};
 

@@ -26,8 +26,15 @@ constexpr std::array<std::pair<PassOrder, const char*>, 3> kPassOrders{{
     {PassOrder::kBySize, "by_size"},
 }};
 
-constexpr std::array<std::pair<Dtype, const char*>, 2> kDtypes{{
+constexpr std::array<std::pair<MemoryFormat, const char*>, 2> kMemoryFormats{{
+    {MemoryFormat::kContiguous, "contiguous"},
+    {MemoryFormat::kChannelsLast, "channels_last"},
+}};
+
+constexpr std::array<std::pair<Dtype, const char*>, 4> kDtypes{{
     {Dtype::kUint8, "uint8"},
+    {Dtype::kFloat16, "float16"},
+    {Dtype::kBfloat16, "bfloat16"},
     {Dtype::kFloat32, "float32"},
 }};
 
@@ -198,6 +205,7 @@ Recipe parse_document(const Json& document) {
   Options top("pipeline", document);
   if (top.take_any("headrace") != kFormatVersion) top.fail("headrace", "must be 1");
   recipe.pass_order = top.take_name("resize_passes", kPassOrders, "by_size");
+  recipe.memory_format = top.take_name("memory_format", kMemoryFormats, "contiguous");
   const Json list = top.take_any("ops");
   if (!list.is_array()) top.fail("ops", "must be a list");
   top.finish();
@@ -260,6 +268,7 @@ std::string write_recipe(const Recipe& recipe) {
   }
   return Json{{"headrace", kFormatVersion},
               {"resize_passes", name_in(kPassOrders, recipe.pass_order)},
+              {"memory_format", name_in(kMemoryFormats, recipe.memory_format)},
               {"ops", std::move(ops)}}
       .dump();
 }

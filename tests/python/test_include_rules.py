@@ -14,6 +14,8 @@ STAGES = {
     "random": {"random"},
     "jpeg": {"jpeg", "jpeg_decoder", "jpeg_inspect", "jpeg_metadata"},
     "transform": {
+        "field_writer",
+        "float_bits",
         "resample",
         "resample_avx2",
         "resample_kernels",

@@ -65,10 +65,12 @@ struct TransformScratch {
 ///     to_tensor               float32: value / 255
 ///     pil_to_tensor           uint8
 ///     to_image                uint8
-///     to_dtype                dtype: "float32" | "uint8"; scale=false: as v2.ToDtype
+///     to_dtype                dtype: "float32" | "float16" | "bfloat16" | "uint8"; scale=false: as
+///                             v2.ToDtype
 ///     normalize               mean, std: 1 or 3 numbers each, on float32
 ///
-/// Beside "ops" may stand "resize_passes", the order of a resize's two passes, which shows in the
+/// Beside "ops" may stand "memory_format", how the field lies in memory: "contiguous" (the default)
+/// or "channels_last"; and "resize_passes", the order of a resize's two passes, which shows in the
 /// last bit of pixels: "by_size" (Pillow 13, the default), "width_first_unless_tall" (12.2, 12.3)
 /// or "width_first" (up to 12.1).
 ///
@@ -82,7 +84,7 @@ class Transform {
   /// The same pipeline: from_json(to_json()) gives the same fields to the last bit.
   std::string to_json() const;
 
-  /// The field that it makes: "image", uint8 or float32, shape [3, height, width].
+  /// The field that it makes: "image", uint8, float32, float16 or bfloat16, [3, height, width].
   const FieldSpec& output() const noexcept;
 
   /// Makes the draws for one image, in torchvision's order. Cheap; depends on the size alone.
