@@ -140,41 +140,53 @@ RowSink copy_to(RgbImage& image) {
   };
 }
 
-void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder order,
+Region needed(ImageSize from, ImageSize size, Filter filter, const Region& window) {
+  if (filter == Filter::kNearest && size != from) return Region::whole(from);  // cheap anyway
+  const auto axis = [filter](int source_length, int length, int begin, int wanted) -> Reach {
+    if (source_length == length) return {begin, begin + wanted};
+    return reach_of(source_length, length, filter, begin, wanted);
+  };
+  const Reach columns = axis(from.width, size.width, window.left, window.width);
+  const Reach rows = axis(from.height, size.height, window.top, window.height);
+  return {columns.first, rows.first, columns.last - columns.first, rows.last - rows.first};
+}
+
+void resize(const PartialView& source, ImageSize size, Filter filter, PassOrder order,
             const Region& window, const Kernels& kernels, std::vector<std::uint8_t>& memory,
             const RowSink& sink) {
-  const auto [width, height] = source.size;
-  if (size == source.size) {
-    const RgbView part = part_of(source, window);
-    for (int y = 0; y < window.height; ++y) sink(y, part.row(y));
+  const auto [width, height] = source.image;
+  const Region reads = needed(source.image, size, filter, window);
+  const RgbView at_hand = part_of(
+      source.pixels, {reads.left - source.left, reads.top - source.top, reads.width, reads.height});
+  if (size == source.image) {
+    for (int y = 0; y < window.height; ++y) sink(y, at_hand.row(y));
     return;
   }
-  if (filter == Filter::kNearest) return resize_nearest(source, size, window, memory, sink);
+  if (filter == Filter::kNearest) {
+    return resize_nearest(at_hand, size, window, memory, sink);
+  }
 
   // Pillow leaves out the pass along an axis that keeps its length.
   Weights across;
   Weights down;
   if (size.width != width) {
     across = make_weights(width, size.width, filter, window.left, window.width);
+    across.rebase();
   }
   if (size.height != height) {
     down = make_weights(height, size.height, filter, window.top, window.height);
+    down.rebase();
   }
 
-  // The first pass makes only what the second one reads.
   Resize passes(kernels, memory, sink);
   if (size.height == height) {
-    passes.columns(part_of(source, {0, window.top, width, window.height}), std::move(across));
+    passes.columns(at_hand, std::move(across));
   } else if (size.width == width) {
-    passes.rows(part_of(source, {window.left, 0, window.width, height}), std::move(down));
-  } else if (height_comes_first(source.size, size, order)) {
-    const RgbView needed = part_of(source, {across.begin(), 0, across.length(), height});
-    across.rebase();
-    passes.rows_then_columns(needed, std::move(down), std::move(across));
+    passes.rows(at_hand, std::move(down));
+  } else if (height_comes_first(source.image, size, order)) {
+    passes.rows_then_columns(at_hand, std::move(down), std::move(across));
   } else {
-    const RgbView needed = part_of(source, {0, down.begin(), width, down.length()});
-    down.rebase();
-    passes.columns_then_rows(needed, std::move(across), std::move(down));
+    passes.columns_then_rows(at_hand, std::move(across), std::move(down));
   }
 }
 

@@ -31,6 +31,19 @@ enum class PassOrder {
   kBySize,                ///< 13: height first when it loses over twice what the width loses
 };
 
+/// What is at hand of an image.
+struct PartialView {
+  RgbView pixels;
+  ImageSize image;
+  int left = 0;  ///< of the pixels in the image
+  int top = 0;
+
+  /// All of it.
+  PartialView(const RgbView& view) : pixels(view), image(view.size) {}
+  PartialView(const RgbView& view, ImageSize image_size, int pixels_left, int pixels_top)
+      : pixels(view), image(image_size), left(pixels_left), top(pixels_top) {}
+};
+
 RgbView view_of(const RgbImage& image) noexcept;
 
 /// The part of `view` that `window` names; it must lie inside.
@@ -44,12 +57,16 @@ RowSink copy_to(RgbImage& image);
 
 /// Bit for bit `Image.resize(size, filter).crop(window)` of Pillow's 8-bit code: the window is cut
 /// while resizing, so that what lies outside of it costs nothing.
+/// @param source  holds what needed() names, at least.
 /// @param order   that the installed Pillow has.
 /// @param window  must lie inside `size`.
 /// @param memory  scratch, kept between calls.
-void resize(const RgbView& source, ImageSize size, Filter filter, PassOrder order,
+void resize(const PartialView& source, ImageSize size, Filter filter, PassOrder order,
             const Region& window, const Kernels& kernels, std::vector<std::uint8_t>& memory,
             const RowSink& sink);
+
+/// The part of an image of size `from` that such a resize reads.
+Region needed(ImageSize from, ImageSize size, Filter filter, const Region& window);
 
 /// Copies `window`; what lies outside of the source is black.
 void crop(const RgbView& source, const Region& window, RgbImage& out);

@@ -19,23 +19,45 @@ double bicubic(double x) {
   return 0.0;
 }
 
+/// Pillow's geometry of one axis. Every operation and its order matter: doubles decide the pixels.
+struct Axis {
+  Axis(int source_length, int length, Filter filter)
+      : source_end(source_length),
+        scale(static_cast<double>(source_length) / length),
+        stretch(std::max(scale, 1.0)),
+        support((filter == Filter::kBilinear ? 1.0 : 2.0) * stretch) {}
+
+  double center(int position) const { return (position + 0.5) * scale; }
+  Reach reach(double center) const {
+    return {std::max(static_cast<int>(center - support + 0.5), 0),
+            std::min(static_cast<int>(center + support + 0.5), source_end)};
+  }
+
+  int source_end;
+  double scale;
+  double stretch;  // antialiasing: wider when shrinking
+  double support;
+};
+
 }  // namespace
+
+Reach reach_of(int source_length, int length, Filter filter, int begin, int wanted) {
+  const Axis axis(source_length, length, filter);
+  return {axis.reach(axis.center(begin)).first, axis.reach(axis.center(begin + wanted - 1)).last};
+}
 
 void Weights::rebase() {
   const int origin = begin();
   for (int& position : first) position -= origin;
 }
 
-// Every operation and its order matter here: the double-precision weights decide the pixels.
 Weights make_weights(int source_length, int length, Filter filter, int begin, int wanted) {
   const auto kernel = filter == Filter::kBilinear ? bilinear : bicubic;
-  const double scale = static_cast<double>(source_length) / length;
-  const double stretch = std::max(scale, 1.0);  // antialiasing: wider when shrinking
-  const double support = (filter == Filter::kBilinear ? 1.0 : 2.0) * stretch;
-  const double inverse_stretch = 1.0 / stretch;
+  const Axis axis(source_length, length, filter);
+  const double inverse_stretch = 1.0 / axis.stretch;
 
   Weights weights;
-  weights.taps = static_cast<std::size_t>(std::ceil(support)) * 2 + 1;
+  weights.taps = static_cast<std::size_t>(std::ceil(axis.support)) * 2 + 1;
   const auto positions = static_cast<std::size_t>(wanted);
   weights.first.resize(positions);
   weights.count.resize(positions);
@@ -43,9 +65,8 @@ Weights make_weights(int source_length, int length, Filter filter, int begin, in
   std::vector<double> exact(weights.taps);
 
   for (std::size_t i = 0; i < positions; ++i) {
-    const double center = (begin + static_cast<int>(i) + 0.5) * scale;
-    const int first = std::max(static_cast<int>(center - support + 0.5), 0);
-    const int last = std::min(static_cast<int>(center + support + 0.5), source_length);
+    const double center = axis.center(begin + static_cast<int>(i));
+    const auto [first, last] = axis.reach(center);
     const auto count = static_cast<std::size_t>(last - first);
     double sum = 0.0;
     for (std::size_t tap = 0; tap < count; ++tap) {

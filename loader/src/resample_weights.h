@@ -42,6 +42,14 @@ struct Weights {
   }
 };
 
+/// The source positions [first, last) that count for the `wanted` output positions from `begin` on.
+/// @param filter  not kNearest.
+struct Reach {
+  int first;
+  int last;
+};
+Reach reach_of(int source_length, int length, Filter filter, int begin, int wanted);
+
 /// For the `wanted` output positions from `begin` on, when `source_length` becomes `length`.
 /// @param filter  not kNearest.
 Weights make_weights(int source_length, int length, Filter filter, int begin, int wanted);

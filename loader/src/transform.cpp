@@ -154,9 +154,10 @@ class Canvas {
     }
   }
 
-  void resize(ImageSize size, Filter filter, const Region& window) {
+  /// @param window  of the result: what else there is in it need not be made.
+  void resize(const PlanStep& step, const Region& window) {
     settle();
-    pending_ = {size, filter, window};
+    pending_ = {step.from, step.left, step.top, {step.width, step.height}, step.filter, window};
   }
 
   /// Of the rows that the sink will get.
@@ -165,14 +166,17 @@ class Canvas {
   bool mirrored() const { return mirrored_; }
 
   void finish(const RowSink& sink) {
-    const Resize whole{view_.size, Filter::kNearest, Region::whole(view_.size)};
-    const Resize last = pending_.value_or(whole);
-    headrace::resize(view_, last.size, last.filter, pass_order_, last.window, best_kernels(),
-                     scratch_.intermediate, sink);
+    const Resize none{view_.size, 0, 0, view_.size, Filter::kNearest, Region::whole(view_.size)};
+    const Resize last = pending_.value_or(none);
+    headrace::resize({view_, last.from, last.left, last.top}, last.size, last.filter, pass_order_,
+                     last.window, best_kernels(), scratch_.intermediate, sink);
   }
 
  private:
   struct Resize {
+    ImageSize from;
+    int left;  // of view_ in an image of that size
+    int top;
     ImageSize size;
     Filter filter;
     Region window;
@@ -227,7 +231,7 @@ void apply_steps(const std::vector<PlanStep>& steps, Canvas& canvas) {
           window = window_of(*next);
           step = next;
         }
-        canvas.resize(size, full.filter, window);
+        canvas.resize(full, window);
         break;
       }
     }

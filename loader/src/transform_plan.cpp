@@ -75,6 +75,24 @@ class Planner {
 
   Plan& plan() { return plan_; }
 
+  /// Leaves out of the source what a first resize makes only for a crop to cut away.
+  void narrow_source() {
+    if (plan_.steps.size() < 2) return;
+    PlanStep& resize = plan_.steps[0];
+    const PlanStep& crop = plan_.steps[1];
+    const Region window{crop.left, crop.top, crop.width, crop.height};
+    const ImageSize size{resize.width, resize.height};
+    if (resize.kind != PlanStep::Kind::kResize || crop.kind != PlanStep::Kind::kCrop ||
+        !window.inside(size)) {
+      return;
+    }
+    const Region reads = needed(resize.from, size, resize.filter, window);
+    resize.left = reads.left;
+    resize.top = reads.top;
+    plan_.source = {plan_.source.left + reads.left, plan_.source.top + reads.top, reads.width,
+                    reads.height};
+  }
+
  private:
   /// int(length * numerator / denominator), truncated as torchvision does.
   static std::int64_t scaled(std::int64_t length, std::int64_t numerator,
@@ -141,11 +159,13 @@ class Planner {
   }
 
   void resize(std::int64_t width, std::int64_t height, Filter filter) {
+    const ImageSize from = size_;
     if (!accept(width, height)) return;
     plan_.steps.push_back({.kind = PlanStep::Kind::kResize,
                            .width = size_.width,
                            .height = size_.height,
-                           .filter = filter});
+                           .filter = filter,
+                           .from = from});
   }
 
   bool accept(std::int64_t width, std::int64_t height) {
@@ -177,6 +197,7 @@ Plan Transform::plan(ImageSize size, RandomStream& random) const {
       break;
     }
   }
+  planner.narrow_source();
   return std::move(planner.plan());
 }
 

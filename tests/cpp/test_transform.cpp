@@ -11,6 +11,7 @@ using headrace::Dtype;
 using headrace::Error;
 using headrace::ErrorCode;
 using headrace::Filter;
+using headrace::ImageSize;
 using headrace::Plan;
 using headrace::PlanStep;
 using headrace::RandomStream;
@@ -158,15 +159,15 @@ TEST_CASE("plan resizes the shorter edge and truncates the longer one", "[transf
       pipeline(R"({"op": "resize", "size": 10, "max_size": 25, "interpolation": "bicubic"},
                   {"op": "center_crop", "size": [8, 9]}, {"op": "to_tensor"})");
   RandomStream random(0);
-  const auto resize_of = [&](int width, int height) {
-    return transform.plan({width, height}, random).steps.at(0);
+  const auto resized = [&](int width, int height) {
+    const PlanStep step = transform.plan({width, height}, random).steps.at(0);
+    REQUIRE(step.kind == PlanStep::Kind::kResize);
+    REQUIRE(step.from == ImageSize{width, height});
+    return ImageSize{step.width, step.height};
   };
-  const auto step = [](int width, int height) {
-    return PlanStep{PlanStep::Kind::kResize, 0, 0, width, height, Filter::kBicubic};
-  };
-  REQUIRE(resize_of(30, 50) == step(10, 16));
-  REQUIRE(resize_of(50, 30) == step(16, 10));
-  REQUIRE(resize_of(100, 30) == step(25, 7));  // max_size * 10 / 33
+  REQUIRE(resized(30, 50) == ImageSize{10, 16});
+  REQUIRE(resized(50, 30) == ImageSize{16, 10});
+  REQUIRE(resized(100, 30) == ImageSize{25, 7});  // max_size * 10 / 33
   REQUIRE(random.words_drawn() == 0);
 }
 
@@ -201,6 +202,49 @@ TEST_CASE("plan decodes only what crops of the image itself leave", "[transform]
   REQUIRE(padded.steps.at(0) == PlanStep{PlanStep::Kind::kCrop, -2, -2, 8, 8, Filter::kBilinear});
   REQUIRE(plan_of(R"({"op": "random_horizontal_flip", "p": 1},)" + crop8).source ==
           Region{0, 0, 20, 10});
+}
+
+TEST_CASE("plan decodes only what a crop leaves of a resize", "[transform]") {
+  RandomStream random(0);
+  const auto plan_of = [&](const std::string& filter) {
+    return pipeline(R"({"op": "resize", "size": [30, 40], "interpolation": ")" + filter +
+                    R"("}, {"op": "center_crop", "size": [10, 20]}, {"op": "to_tensor"})")
+        .plan({80, 60}, random);
+  };
+  const Plan plan = plan_of("bilinear");
+  REQUIRE(plan.source == Region{19, 19, 42, 22});  // one pixel more than the crop's own, doubled
+  REQUIRE(plan.steps.at(0).left == 19);
+  REQUIRE(plan.steps.at(0).top == 19);
+  REQUIRE(plan.steps.at(0).from == ImageSize{80, 60});
+  REQUIRE(plan_of("bicubic").source == Region{17, 17, 46, 26});
+  REQUIRE(plan_of("nearest").source == Region{0, 0, 80, 60});
+}
+
+TEST_CASE("a resize and a crop give the same from all pixels and from those needed",
+          "[transform]") {
+  const auto [from, filter] =
+      GENERATE(std::pair{ImageSize{61, 47}, "bilinear"}, std::pair{ImageSize{61, 47}, "bicubic"},
+               std::pair{ImageSize{40, 300}, "bilinear"}, std::pair{ImageSize{300, 30}, "bicubic"},
+               std::pair{ImageSize{40, 30}, "bilinear"}, std::pair{ImageSize{33, 30}, "bicubic"});
+  CAPTURE(from.width, from.height, filter);
+  const Transform transform =
+      pipeline(R"({"op": "resize", "size": [30, 40], "interpolation": ")" + std::string(filter) +
+               R"("}, {"op": "center_crop", "size": [11, 22]}, {"op": "pil_to_tensor"})");
+  RgbImage image;
+  image.reshape(from);
+  for (std::size_t i = 0; i < image.pixels.size(); ++i) {
+    image.pixels[i] = static_cast<std::uint8_t>(i * i % 251);
+  }
+  RandomStream random(0);
+  Plan plan = transform.plan(from, random);
+  const std::vector<std::uint8_t> found = run<std::uint8_t>(transform, image);
+
+  plan.source = Region::whole(from);
+  plan.steps.at(0).left = plan.steps.at(0).top = 0;
+  std::vector<std::uint8_t> expected(found.size());
+  TransformScratch scratch;
+  transform.run(image, plan, scratch, std::as_writable_bytes(std::span(expected)));
+  REQUIRE(found == expected);
 }
 
 TEST_CASE("plan doubts what torchvision would fail on, and draws nothing then", "[transform]") {

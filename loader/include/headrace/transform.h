@@ -24,18 +24,20 @@ struct PlanStep {
     kFlip,    ///< mirror left to right
   };
   Kind kind = Kind::kCrop;
-  int left = 0;
+  int left = 0;  ///< kCrop: of the result in the image. kResize: of the pixels at hand in it
   int top = 0;
   int width = 0;   ///< of the result
   int height = 0;  ///< of the result
   Filter filter = Filter::kBilinear;
+  ImageSize from = {};  ///< kResize: the image, of which the first step may have a part only
 
   bool operator==(const PlanStep&) const = default;
 };
 
 /// Everything that randomness and the image's size decide.
 struct Plan {
-  /// What to decode: the pixels that the steps start with. Crops of the image itself end up here.
+  /// What to decode: the pixels that the steps start with. Crops of the image itself end up here,
+  /// and what is left of it when a resize is followed by a crop.
   Region source;
   std::vector<PlanStep> steps;
   /// The plan could come out otherwise within the accuracy of torch's exp, or torchvision would
