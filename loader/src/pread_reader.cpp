@@ -1,101 +1,33 @@
 #include "pread_reader.h"
 
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <new>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include "headrace/error.h"
+#include "own_thread.h"
+#include "read_queue.h"
 
 namespace headrace {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Blocks kept for reuse. Only blocks of up to a kIdleBlocks-th of the budget are, so that idle ones
-// take no more memory than the budget; for larger files page faults do not matter beside decoding.
-constexpr std::size_t kIdleBlocks = 64;
+/// The queue, with what the threads wait for.
+struct State final : ReadQueue {
+  using ReadQueue::ReadQueue;
+  void room_came() noexcept override { turn.notify_all(); }
 
-std::uint64_t ns_since(Clock::time_point start) {
-  const auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
-  return static_cast<std::uint64_t>(passed.count());
-}
-
-/// Threads started while this lives get no signals: those are for the program's own threads. Faults
-/// are left alone, they concern the thread that makes them.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&blocked, fault);
-    pthread_sigmask(SIG_BLOCK, &blocked, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-struct Request {
-  std::uint64_t ticket = 0;
-  Sample sample;
-};
-
-/// Shared with the buffers that were handed out, which may outlive the reader.
-struct State {
-  explicit State(std::size_t budget_in) : budget(budget_in) {}
-
-  const std::size_t budget;
-  std::mutex mutex;
   std::condition_variable work;  // for idle threads: a request came
   std::condition_variable turn;  // for threads before admission: anything that may let one pass
-  std::deque<Request> urgent;
-  std::deque<Request> queue;
-  std::uint64_t turns = 0;      // requests taken from the queue; each has a number
-  std::uint64_t next_turn = 0;  // the number that is admitted next
-  std::size_t outstanding = 0;  // bytes admitted and not yet given back
-  bool stopping = false;
-  ReaderStats stats{.name = "pread"};
-
-  bool has_room(std::size_t bytes) const {
-    return outstanding == 0 || (bytes <= budget && outstanding <= budget - bytes);
-  }
-};
-
-class Share final : public ReadShare {
- public:
-  explicit Share(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
-
-  ~Share() override {
-    {
-      const std::lock_guard lock(state_->mutex);
-      state_->outstanding -= bytes_;
-    }
-    state_->turn.notify_all();
-  }
-
-  /// The caller holds the lock.
-  void take(std::size_t bytes) noexcept {
-    bytes_ = bytes;
-    state_->outstanding += bytes;
-  }
-
- private:
-  std::shared_ptr<State> state_;
-  std::size_t bytes_ = 0;
 };
 
 /// The byte range of one sample. The first failure sticks, and nothing is done after it.
@@ -165,14 +97,10 @@ class OpenRange {
     while (files_.fstat(file_, &status) < 0) {
       if (errno != EINTR) return fail("stat", errno);
     }
-    if (!S_ISREG(status.st_mode)) return fail("open", S_ISDIR(status.st_mode) ? EISDIR : ESPIPE);
-    const auto file_size = static_cast<std::uint64_t>(status.st_size);
-    const bool whole = sample.size == Sample::kWholeFile;
-    if (sample.offset > file_size || (!whole && sample.size > file_size - sample.offset)) {
-      return fail("read", ENODATA);
-    }
-    offset_ = sample.offset;
-    size_ = whole ? file_size - sample.offset : sample.size;
+    const FileRange range = range_of(sample, status);
+    if (range.error != 0) return fail(range.failed_call, range.error);
+    offset_ = range.offset;
+    size_ = range.size;
   }
 
   const FileSystem& files_;
@@ -189,16 +117,17 @@ class PreadReader final : public Reader {
       : files_(std::move(files)),
         on_done_(std::move(on_done)),
         state_(std::make_shared<State>(options.read_budget_bytes)),
-        recycled_(make_host_allocator(), kIdleBlocks),
-        fresh_(make_host_allocator(), 0) {
+        memory_(options.read_budget_bytes) {
     if (options.threads < 1) {
       throw Error(ErrorCode::kInvalidArgument, "at least one thread must read", {.stage = "read"});
     }
-    const SignalsBlocked blocked;
+    state_->stats.name = "pread";
     try {
       for (int i = 0; i < options.threads; ++i) {
-        threads_.emplace_back([this] { work(); });
-        pthread_setname_np(threads_.back().native_handle(), ("hr-io-" + std::to_string(i)).c_str());
+        threads_.emplace_back([this, i] {
+          become_own_thread("hr-io-" + std::to_string(i));
+          work();
+        });
       }
     } catch (const std::system_error& error) {
       stop();
@@ -216,7 +145,7 @@ class PreadReader final : public Reader {
   PreadReader& operator=(const PreadReader&) = delete;
 
   void submit(std::uint64_t ticket, const Sample& sample, bool urgent) override {
-    Request request{ticket, sample};
+    ReadRequest request{ticket, sample};
     {
       const std::lock_guard lock(state_->mutex);
       (urgent ? state_->urgent : state_->queue).push_back(std::move(request));
@@ -225,12 +154,7 @@ class PreadReader final : public Reader {
     if (urgent) state_->turn.notify_all();  // perhaps no thread is idle
   }
 
-  ReaderStats stats() const override {
-    const std::lock_guard lock(state_->mutex);
-    ReaderStats stats = state_->stats;
-    stats.queued = state_->urgent.size() + state_->queue.size();
-    return stats;
-  }
+  ReaderStats stats() const override { return state_->snapshot(); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -264,7 +188,7 @@ class PreadReader final : public Reader {
   // The following are called with the lock held and return with it held.
 
   void serve_urgent(Lock& lock) noexcept {
-    const Request request = pop(state_->urgent);
+    const ReadRequest request = pop_request(state_->urgent);
     lock.unlock();
     const auto start = Clock::now();
     OpenRange range(files_, request.sample);
@@ -272,12 +196,12 @@ class PreadReader final : public Reader {
   }
 
   void serve_next(Lock& lock) noexcept {
-    const Request request = pop(state_->queue);
+    const ReadRequest request = pop_request(state_->queue);
     const std::uint64_t turn = state_->turns++;
     lock.unlock();
     const auto start = Clock::now();
     OpenRange range(files_, request.sample);
-    std::unique_ptr<Share> share(new (std::nothrow) Share(state_));
+    std::unique_ptr<BudgetShare> share(new (std::nothrow) BudgetShare(state_));
     if (share == nullptr) range.fail("allocate", ENOMEM);
     const std::uint64_t busy_ns = ns_since(start);
     lock.lock();
@@ -314,8 +238,8 @@ class PreadReader final : public Reader {
   }
 
   /// Called without the lock, returns with it.
-  void finish(Lock& lock, const Request& request, OpenRange& range, std::unique_ptr<Share> share,
-              std::uint64_t busy_ns) noexcept {
+  void finish(Lock& lock, const ReadRequest& request, OpenRange& range,
+              std::unique_ptr<BudgetShare> share, std::uint64_t busy_ns) noexcept {
     const auto start = Clock::now();
     Buffer memory = allocate(range);
     range.read(memory.get());
@@ -342,45 +266,19 @@ class PreadReader final : public Reader {
   /// @returns null if there is nothing to read, or no memory.
   Buffer allocate(OpenRange& range) noexcept {
     if (range.size() == 0) return {};
-    const bool small = range.size() <= state_->budget / kIdleBlocks;
-    try {
-      return (small ? recycled_ : fresh_).acquire(range.size());
-    } catch (...) {
-      range.fail("allocate", ENOMEM);
-      return {};
-    }
-  }
-
-  static Request pop(std::deque<Request>& queue) noexcept {
-    Request request = std::move(queue.front());
-    queue.pop_front();
-    return request;
+    Buffer memory = memory_.acquire(range.size());
+    if (memory == nullptr) range.fail("allocate", ENOMEM);
+    return memory;
   }
 
   const FileSystem files_;
   const std::function<void(ReadResult)> on_done_;
   const std::shared_ptr<State> state_;
-  BufferPool recycled_;
-  BufferPool fresh_;
+  ReadMemory memory_;
   std::vector<std::thread> threads_;
 };
 
 }  // namespace
-
-FileSystem FileSystem::real() {
-  return {
-      .open = [](const char* path, int flags) { return ::open(path, flags); },
-      .fstat = [](int file, struct stat* status) { return ::fstat(file, status); },
-      .pread = [](int file, void* memory, std::size_t bytes,
-                  off_t offset) { return ::pread(file, memory, bytes, offset); },
-      .set_blocking =
-          [](int file) {
-            const int flags = ::fcntl(file, F_GETFL);
-            return flags < 0 ? -1 : ::fcntl(file, F_SETFL, flags & ~O_NONBLOCK);
-          },
-      .close = [](int file) { return ::close(file); },
-  };
-}
 
 std::unique_ptr<Reader> make_pread_reader(PreadOptions options,
                                           std::function<void(ReadResult)> on_done,

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Every file of the library belongs to a stage: file names without their extension.
 STAGES = {
     "values": {"error", "field"},
+    "threads": {"own_thread"},
     "random": {"random"},
     "jpeg": {"jpeg", "jpeg_decoder", "jpeg_inspect", "jpeg_metadata"},
     "transform": {
@@ -29,14 +30,17 @@ STAGES = {
     },
     "buffer_pool": {"buffer", "buffer_pool"},
     "source": {"source"},
-    "reader": {"pread_reader", "reader"},
+    "reader": {"file_system", "pread_reader", "read_queue", "reader"},
     "plan_stream": {"plan_stream"},
     "slot_ring": {"slot_ring"},
-    "executor": {"executor", "own_thread", "tbb_executor", "thread_executor"},
+    "executor": {"executor", "tbb_executor", "thread_executor"},
     "engine": {"engine", "engine_parts"},
 }
 
-# Whose public headers a stage may include beside its own files and "values". The engine wires the
+# What every stage may include.
+COMMON = {"values", "threads"}
+
+# Whose public headers a stage may include beside its own files and COMMON. The engine wires the
 # stages together and may include everything.
 MAY_USE = {
     "transform": {"jpeg", "random"},
@@ -93,7 +97,7 @@ def complaint(root: Path, file: Path, include: str) -> str | None:
             return None
         return "this library is not for this file"
     stage, other = stage_of(file.stem), stage_of(Path(include).stem)
-    if stage in ("engine", other) or other == "values":
+    if stage in ("engine", other) or other in COMMON:
         return None
     if public and other in MAY_USE.get(stage, ()):
         return None
