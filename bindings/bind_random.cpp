@@ -63,8 +63,8 @@ void bind_random(py::module_& module) {
             self.to_torch_state(PinnedBuffer(state, true).writable_bytes());
           },
           py::arg("state"),
-          "Writes the position into a buffer that holds a torch state; its initial seed and its\n"
-          "cached normal draw stay.")
+          "Writes the stream into a buffer that holds a torch state: position, initial seed and\n"
+          "cached normal draws.")
       .def(
           "copy", [](const RandomStream& self) { return self; }, "A snapshot.")
       .def(

@@ -1,5 +1,6 @@
 #include "headrace/random.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -10,7 +11,8 @@
 namespace headrace {
 namespace {
 
-// torch.get_rng_state(): offsets of the fields that make up the position. The normal caches follow.
+// torch.get_rng_state(): offsets of its fields. What follows the words are cached normal draws.
+constexpr std::size_t kSeedOffset = 0;
 constexpr std::size_t kLeftOffset = 8;
 constexpr std::size_t kSeededOffset = 12;
 constexpr std::size_t kNextOffset = 16;
@@ -51,7 +53,7 @@ void check_state(std::span<const std::byte> state, std::uint32_t words) {
 
 }  // namespace
 
-RandomStream::RandomStream(std::uint64_t seed, RandomRules rules) : rules_(rules) {
+RandomStream::RandomStream(std::uint64_t seed, RandomRules rules) : seed_(seed), rules_(rules) {
   state_[0] = static_cast<std::uint32_t>(seed);
   for (std::uint32_t i = 1; i < kWords; ++i) {
     const std::uint32_t previous = state_[i - 1];
@@ -63,6 +65,7 @@ RandomStream RandomStream::from_torch_state(std::span<const std::byte> state, Ra
   check_state(state, kWords);
   RandomStream stream;
   stream.rules_ = rules;
+  stream.seed_ = load<std::uint64_t>(state, kSeedOffset);
   stream.left_ = load<std::uint32_t>(state, kLeftOffset);
   stream.next_ = static_cast<std::uint32_t>(load<std::uint64_t>(state, kNextOffset));
   for (std::size_t i = 0; i < kWords; ++i) {
@@ -70,16 +73,19 @@ RandomStream RandomStream::from_torch_state(std::span<const std::byte> state, Ra
     if (!std::in_range<std::uint32_t>(word)) refuse_state("a word has more than 32 bits");
     stream.state_[i] = static_cast<std::uint32_t>(word);
   }
+  std::ranges::copy(state.subspan(kWordsOffset + 8 * kWords), stream.normals_.begin());
   return stream;
 }
 
 void RandomStream::to_torch_state(std::span<std::byte> state) const {
   check_state(state, kWords);
+  store<std::uint64_t>(state, kSeedOffset, seed_);
   store<std::uint32_t>(state, kLeftOffset, left_);
   store<std::uint64_t>(state, kNextOffset, next_);
   for (std::size_t i = 0; i < kWords; ++i) {
     store<std::uint64_t>(state, kWordsOffset + 8 * i, state_[i]);
   }
+  std::ranges::copy(normals_, state.subspan(kWordsOffset + 8 * kWords).begin());
 }
 
 void RandomStream::refill() {
@@ -142,7 +148,8 @@ void RandomStream::skip(std::uint64_t words) {
 }
 
 bool RandomStream::same_position(const RandomStream& other) const noexcept {
-  return left_ == other.left_ && rules_ == other.rules_ && state_ == other.state_;
+  return left_ == other.left_ && rules_ == other.rules_ && state_ == other.state_ &&
+         normals_ == other.normals_;
 }
 
 }  // namespace headrace

@@ -91,6 +91,12 @@ def test_the_two_roundings_of_uniform_differ() -> None:
 def test_seeds_count_as_for_manual_seed(seed: int) -> None:
     torch.manual_seed(seed)
     assert make_stream(seed).same_position(stream_of_torch())
+    expected = torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.randn(1)  # its second half is cached
+    state = torch.get_rng_state()
+    make_stream(seed).to_torch_state(state.numpy())
+    assert torch.equal(state, expected)
 
 
 @pytest.mark.parametrize("normals", [0, 1, 2, 17])

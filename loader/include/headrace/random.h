@@ -33,8 +33,9 @@ class RandomStream {
   /// @throws Error{kInvalidArgument}: another size, or contents that are no mt19937 state.
   static RandomStream from_torch_state(std::span<const std::byte> state, RandomRules rules = {});
 
-  /// Writes the stream's position into `state`, which must hold a torch state already: fields that
-  /// are not this stream's (the initial seed, the cached normal draw) stay as they are.
+  /// Writes the stream into `state`, which must hold a torch state already: the position, the
+  /// initial seed, and the normal draws that torch has cached (none since construction from a
+  /// seed).
   /// @throws Error{kInvalidArgument}: another size, or contents that are no mt19937 state.
   void to_torch_state(std::span<std::byte> state) const;
 
@@ -51,8 +52,8 @@ class RandomStream {
   std::uint64_t words_drawn() const noexcept { return words_drawn_; }
   void skip(std::uint64_t words);
 
-  /// Same position and same rules, so that all later draws agree. The count of words is history and
-  /// does not matter.
+  /// Same position, cached normals and rules, so that all later draws agree. The count of words is
+  /// history and does not matter.
   bool same_position(const RandomStream& other) const noexcept;
 
  private:
@@ -67,6 +68,9 @@ class RandomStream {
   std::uint32_t left_ = 1;
   std::uint32_t next_ = 0;
   std::uint64_t words_drawn_ = 0;
+  // Nothing here draws normals; torch's own code that continues this stream may.
+  std::uint64_t seed_ = 0;
+  std::array<std::byte, kTorchStateBytes - 24 - 8 * kWords> normals_{};
   RandomRules rules_;
 };
 
