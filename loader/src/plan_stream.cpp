@@ -12,15 +12,17 @@ RandomStream PlanStream::Position::stream() const {
   return stream;
 }
 
-PlanStream::PlanStream(RandomStream random, Planner planner)
+PlanStream::PlanStream(RandomStream random, Planner planner, bool collate_draws)
     : random_(random),
       base_(std::make_shared<RandomStream>(random)),
-      planner_(std::move(planner)) {}
+      planner_(std::move(planner)),
+      collate_draws_(collate_draws) {}
 
 void PlanStream::add_batch(std::uint64_t id, std::size_t rows) {
   Batch& batch = batches_.emplace_back();
   batch.id = id;
   batch.rows.resize(rows);
+  batch.collate_draws = collate_draws_;
   advance();
 }
 
@@ -107,6 +109,16 @@ void PlanStream::answered(std::uint64_t batch_id, std::size_t row_index, bool fa
   advance();
 }
 
+void PlanStream::collated(std::uint64_t batch_id, const RandomStream& random_after) {
+  assert(asks_collate());
+  Batch& batch = batches_[plan_cursor_.batch];
+  assert(batch.id == batch_id);
+  (void)batch_id;
+  batch.before_collate = position();
+  restart_from(random_after);
+  advance();
+}
+
 void PlanStream::rewind(const RandomStream& random) {
   const RandomStream expected = batches_.empty() ? random_ : batches_.front().start.stream();
   if (expected.same_position(random)) return;
@@ -128,13 +140,26 @@ bool PlanStream::wanted(std::uint64_t batch, std::size_t row) const {
 
 std::vector<PlanStream::Action> PlanStream::take_actions() { return std::exchange(actions_, {}); }
 
-bool PlanStream::asks() const {
-  return settle_cursor_.batch < batches_.size() &&
-         batches_[settle_cursor_.batch].rows[settle_cursor_.row].state == RowState::kDoubtful;
+bool PlanStream::asks_row() const {
+  if (settle_cursor_.batch == batches_.size()) return false;
+  const auto& rows = batches_[settle_cursor_.batch].rows;
+  return settle_cursor_.row < rows.size() && rows[settle_cursor_.row].state == RowState::kDoubtful;
+}
+
+bool PlanStream::asks_collate() const {
+  if (plan_cursor_.batch == batches_.size()) return false;
+  const Batch& batch = batches_[plan_cursor_.batch];
+  return plan_cursor_.row == batch.rows.size() && awaits_collate(batch);
+}
+
+std::optional<PlanStream::CollateQuestion> PlanStream::collate_question() const {
+  if (!asks_collate()) return std::nullopt;
+  const Batch& batch = batches_[plan_cursor_.batch];
+  return CollateQuestion{.batch = batch.id, .rows = batch.rows.size(), .random = random_};
 }
 
 std::optional<PlanStream::Question> PlanStream::question() const {
-  if (!asks()) return std::nullopt;
+  if (!asks_row()) return std::nullopt;
   const Batch& batch = batches_[settle_cursor_.batch];
   const Row& row = batch.rows[settle_cursor_.row];
   // Without a plan the plan cursor stands here too, and random_ with it.
@@ -157,7 +182,13 @@ PlanStream::Outcome PlanStream::pop() {
   batches_.pop_front();
   --plan_cursor_.batch;
   --settle_cursor_.batch;
-  return {.failed_row = batch.failed_row, .random_after = batch.end.stream()};
+  Outcome outcome{.failed_row = batch.failed_row,
+                  .random_after = batch.end.stream(),
+                  .random_before_collate = {}};
+  if (batch.before_collate && !batch.failed_row) {
+    outcome.random_before_collate = batch.before_collate->stream();
+  }
+  return outcome;
 }
 
 const PlanStream::Batch& PlanStream::find(std::uint64_t id) const {
@@ -202,6 +233,7 @@ bool PlanStream::plan_row(Batch& batch, std::size_t row_index) {
 
 void PlanStream::take_back(Batch& batch, std::size_t first_row) {
   if (first_row == 0) batch.start = {};
+  batch.before_collate.reset();
   if (batch.failed_row && *batch.failed_row >= first_row) batch.failed_row.reset();
   for (std::size_t row = first_row; row < batch.rows.size(); ++row) take_back_row(batch, row);
 }
@@ -263,7 +295,7 @@ void PlanStream::advance() {
     while (plan_cursor_.row < batch.rows.size() && plan_row(batch, plan_cursor_.row)) {
       ++plan_cursor_.row;
     }
-    if (plan_cursor_.row < batch.rows.size()) break;
+    if (plan_cursor_.row < batch.rows.size() || awaits_collate(batch)) break;
     batch.end = position();
   }
   for (; settle_cursor_.batch < batches_.size(); ++settle_cursor_.batch, settle_cursor_.row = 0) {
@@ -275,8 +307,9 @@ void PlanStream::advance() {
     while (settle_cursor_.row < batch.rows.size() && final_row(settle_cursor_.row)) {
       ++settle_cursor_.row;
     }
-    if (settle_cursor_.row < batch.rows.size() &&
-        batch.rows[settle_cursor_.row].state != RowState::kFailed) {
+    if (settle_cursor_.row == batch.rows.size()) {
+      if (awaits_collate(batch)) break;
+    } else if (batch.rows[settle_cursor_.row].state != RowState::kFailed) {
       break;
     }
   }

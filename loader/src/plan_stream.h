@@ -29,6 +29,10 @@ namespace headrace {
 /// cursor stands at the first row whose outcome could still change. Only there may the oracle be
 /// asked about a doubtful row, since only there the random stream before it is certain.
 ///
+/// Where the collate function draws too, it does so after a batch's last row: the plan cursor then
+/// also stops at the end of each batch until collated() says where the stream goes on. Such draws
+/// depend on nothing but the stream, so they need not wait until the rows are settled.
+///
 /// Events come in by calls; what must be done comes out of take_actions(). No threads, no clock, no
 /// I/O: the engine's lock guards it and carries the actions out.
 class PlanStream {
@@ -55,13 +59,22 @@ class PlanStream {
     RandomStream random;
   };
 
+  /// A batch whose rows are all planned: where does its collate function leave the stream?
+  struct CollateQuestion {
+    std::uint64_t batch;
+    std::size_t rows;
+    RandomStream random;
+  };
+
   /// What became of a settled batch.
   struct Outcome {
     std::optional<std::size_t> failed_row;  ///< the row that raised, if one did
     RandomStream random_after;              ///< where the batch left the stream
+    /// Where its collate function draws from, if it does.
+    std::optional<RandomStream> random_before_collate;
   };
 
-  PlanStream(RandomStream random, Planner planner);
+  PlanStream(RandomStream random, Planner planner, bool collate_draws = false);
 
   /// Appends a batch whose rows are being read. `id`s must rise.
   void add_batch(std::uint64_t id, std::size_t rows);
@@ -79,6 +92,9 @@ class PlanStream {
   void answered(std::uint64_t batch, std::size_t row, bool failed,
                 const RandomStream& random_after);
 
+  /// The answer to collate_question().
+  void collated(std::uint64_t batch, const RandomStream& random_after);
+
   /// Puts the stream to `random` before the oldest batch. When that is not where it was, every plan
   /// is made again.
   void rewind(const RandomStream& random);
@@ -89,9 +105,10 @@ class PlanStream {
   bool wanted(std::uint64_t batch, std::size_t row) const;
 
   std::vector<Action> take_actions();
-  /// Whether question() has one; cheap.
-  bool asks() const;
+  /// Whether question() or collate_question() has one; cheap.
+  bool asks() const { return asks_row() || asks_collate(); }
   std::optional<Question> question() const;
+  std::optional<CollateQuestion> collate_question() const;
 
   /// Every row has its final outcome and no decode writes into the batch any more.
   bool settled(std::uint64_t batch) const;
@@ -139,6 +156,8 @@ class PlanStream {
     std::vector<Row> rows;
     std::size_t decodes_pending = 0;
     std::optional<std::size_t> failed_row;
+    bool collate_draws = false;
+    std::optional<Position> before_collate;  // set when the question was answered
     Position start;
     Position end;
   };
@@ -149,6 +168,11 @@ class PlanStream {
     std::size_t row = 0;
   };
 
+  bool asks_row() const;
+  bool asks_collate() const;
+  static bool awaits_collate(const Batch& batch) {
+    return batch.collate_draws && !batch.before_collate;
+  }
   const Batch& find(std::uint64_t id) const;
   Batch& find(std::uint64_t id);
   Position position() const;
@@ -163,6 +187,7 @@ class PlanStream {
   RandomStream random_;  // at the plan cursor
   std::shared_ptr<const RandomStream> base_;
   Planner planner_;
+  bool collate_draws_;
   std::deque<Batch> batches_;  // oldest first
   Cursor plan_cursor_;
   Cursor settle_cursor_;

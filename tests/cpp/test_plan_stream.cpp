@@ -266,7 +266,11 @@ Expected one_after_another(const std::vector<Truth>& rows, RandomStream random) 
 // Drives a PlanStream with events in random order and checks it against one_after_another().
 class Simulation {
  public:
-  explicit Simulation(unsigned seed) : rng_(seed), start_(seed), stream_(start_, draw) {}
+  explicit Simulation(unsigned seed)
+      : rng_(seed),
+        start_(seed),
+        collate_draws_(seed % 2 == 1),
+        stream_(start_, draw, collate_draws_) {}
 
   void run() {
     for (int batch = 0; batch < 12 || !truths_.empty();) {
@@ -280,6 +284,8 @@ class Simulation {
         finish_read(*std::next(reads_.begin(), below(static_cast<unsigned>(reads_.size()))));
       } else if (choice < 8 && !decodes_.empty()) {
         finish_decode(*std::next(decodes_.begin(), below(static_cast<unsigned>(decodes_.size()))));
+      } else if (stream_.collate_question() && (below(2) == 0 || !stream_.question())) {
+        answer(*stream_.collate_question());
       } else if (stream_.question()) {
         answer(*stream_.question());
       } else if (!truths_.empty() && stream_.settled(truths_.begin()->first)) {
@@ -306,6 +312,7 @@ class Simulation {
     for (std::size_t row = 0; row < rows.size(); ++row) reads_.insert({id, row});
     stream_.add_batch(id, rows.size());
     truths_[id] = rows;
+    collate_words_[id] = below(3);
   }
 
   void finish_read(RowId row) {
@@ -339,6 +346,14 @@ class Simulation {
     stream_.answered(question.batch, question.row, truth.fails, after);
   }
 
+  void answer(const PlanStream::CollateQuestion& question) {
+    REQUIRE(collate_draws_);
+    REQUIRE(question.rows == truths_[question.batch].size());
+    RandomStream after = question.random;
+    after.skip(collate_words_[question.batch]);
+    stream_.collated(question.batch, after);
+  }
+
   void carry_out() {
     for (const auto& action : stream_.take_actions()) {
       const RowId row{action.batch, action.row};
@@ -362,9 +377,14 @@ class Simulation {
 
   void check_oldest() {
     const auto [id, rows] = *truths_.begin();
-    const Expected expected = one_after_another(rows, start_);
+    Expected expected = one_after_another(rows, start_);
     const auto outcome = stream_.pop();
     CHECK(outcome.failed_row == expected.failed_row);
+    REQUIRE(outcome.random_before_collate.has_value() == (collate_draws_ && !expected.failed_row));
+    if (outcome.random_before_collate) {
+      CHECK(outcome.random_before_collate->same_position(expected.after));
+      expected.after.skip(collate_words_[id]);
+    }
     CHECK(outcome.random_after.same_position(expected.after));
     for (std::size_t row = 0; row < expected.first_draws.size(); ++row) {
       if (expected.first_draws[row]) CHECK(pixels_[{id, row}] == *expected.first_draws[row]);
@@ -379,13 +399,56 @@ class Simulation {
 
   std::mt19937 rng_;
   RandomStream start_;  // before the oldest batch
+  bool collate_draws_;
   PlanStream stream_;
   std::map<std::uint64_t, std::vector<Truth>> truths_;
+  std::map<std::uint64_t, std::uint64_t> collate_words_;
   std::set<RowId> reads_;
   std::map<RowId, int> decodes_;
   std::set<RowId> bytes_;
   std::map<RowId, int> pixels_;
 };
+
+TEST_CASE("a batch's collate function draws after its rows, before they are decoded",
+          "[plan_stream]") {
+  PlanStream stream(RandomStream(1), draw, /*collate_draws=*/true);
+  stream.add_batch(0, 1);
+  stream.add_batch(1, 1);
+  CHECK_FALSE(stream.asks());
+  stream.arrived(1, 0, {1, 1});
+  stream.arrived(0, 0, {3, 1});
+  REQUIRE(actions_of(stream, Kind::kDecode).size() == 1);
+  REQUIRE(stream.asks());
+  const auto question = stream.collate_question();
+  REQUIRE(question);
+  CHECK(question->batch == 0);
+  CHECK(question->rows == 1);
+  RandomStream expected(1);
+  expected.skip(3);
+  CHECK(question->random.same_position(expected));
+
+  expected.skip(7);
+  stream.collated(0, expected);
+  REQUIRE(actions_of(stream, Kind::kDecode).size() == 1);
+  CHECK(stream.plan(1, 0).steps[0].left == first_draw(expected));
+  CHECK_FALSE(stream.settled(0));
+  stream.decoded(0, 0, std::nullopt);
+  REQUIRE(stream.settled(0));
+  CHECK(stream.pop().random_before_collate.has_value());
+}
+
+TEST_CASE("a batch with a failed row is not collated", "[plan_stream]") {
+  PlanStream stream(RandomStream(1), draw, /*collate_draws=*/true);
+  stream.add_batch(0, 1);
+  stream.arrived(0, 0, {3, 1});
+  stream.collated(0, RandomStream(5));
+  stream.decoded(0, 0, "damaged");
+  stream.answered(0, 0, /*failed=*/true, RandomStream(2));
+  REQUIRE(stream.settled(0));
+  const auto outcome = stream.pop();
+  CHECK_FALSE(outcome.random_before_collate.has_value());
+  CHECK(outcome.random_after.same_position(RandomStream(2)));
+}
 
 TEST_CASE("any order of events gives what one worker after another would give", "[plan_stream]") {
   for (unsigned seed = 0; seed < 3000; ++seed) {
