@@ -6,7 +6,7 @@
 #include <string>
 
 void bind_source(pybind11::module_& module);
-void bind_jpeg(pybind11::module_& module);
+void bind_image(pybind11::module_& module);
 void bind_random(pybind11::module_& module);
 void bind_transform(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);

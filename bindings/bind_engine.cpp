@@ -29,6 +29,7 @@ namespace {
 
 using headrace::Batch;
 using headrace::Buffer;
+using headrace::BufferKeeper;
 using headrace::BufferPool;
 using headrace::Dtype;
 using headrace::Engine;
@@ -66,10 +67,12 @@ class EngineHandle {
   /// With the GIL: to take it back may end a daemon thread by unwinding, which no destructor
   /// survives. None of our threads ever needs it.
   ~EngineHandle() {
-    const std::unique_ptr<Engine> engine = end();
+    std::unique_ptr<Engine> engine = end();
     if (engine == nullptr) return;
     in_next_.lock();
     in_next_.unlock();
+    engine.reset();
+    keeper_->release_dropped();
   }
   EngineHandle(const EngineHandle&) = delete;
   EngineHandle& operator=(const EngineHandle&) = delete;
@@ -123,7 +126,11 @@ class EngineHandle {
       in_next_.unlock();
       engine.reset();
     });
+    keeper_->release_dropped();
   }
+
+  /// Of the images that samples bring along.
+  BufferKeeper& keeper() const noexcept { return *keeper_; }
 
  private:
   /// The stopped engine, to be destroyed when nobody is in next(); null where there is none, or
@@ -155,6 +162,7 @@ class EngineHandle {
     if (failure != nullptr) std::rethrow_exception(failure);
   }
 
+  std::shared_ptr<BufferKeeper> keeper_ = std::make_shared<BufferKeeper>();
   std::unique_ptr<Engine> engine_;
   std::optional<Batch> kept_;
   EngineStats final_stats_;
@@ -162,17 +170,38 @@ class EngineHandle {
   pid_t process_;
 };
 
-/// (path, label, index) as ImageFolder has them. Types are taken strictly: default_collate would
-/// treat a bool or a numpy integer as a label otherwise than an int.
-Sample to_sample(const py::handle& item) {
-  const auto triple = item.cast<py::tuple>();
-  if (triple.size() != 3) throw py::type_error("a sample is (path, label, index)");
-  const py::object label = triple[1];
+/// Where an image is: the path of a file; its bytes, in any object with the buffer protocol; or
+/// (RGB bytes, width, height).
+void set_content(Sample& sample, const py::object& content, BufferKeeper& keeper) {
+  if (py::isinstance<py::str>(content)) {
+    sample.path = from_python_path(content);
+  } else if (py::isinstance<py::tuple>(content)) {
+    const auto [pixels, width, height] = content.cast<std::tuple<py::object, int, int>>();
+    sample.memory = keeper.share(pixels);
+    sample.width = width;
+    sample.height = height;
+  } else if (PyObject_CheckBuffer(content.ptr()) != 0) {
+    sample.memory = keeper.share(content);
+  } else {
+    sample.path = from_python_path(content);
+  }
+}
+
+/// (content, label, index, upright). Types are taken strictly: default_collate would treat a bool
+/// or a numpy integer as a label otherwise than an int.
+Sample to_sample(const py::handle& item, BufferKeeper& keeper) {
+  const auto fields = item.cast<py::tuple>();
+  if (fields.size() != 4) throw py::type_error("a sample is (content, label, index, upright)");
+  const py::object label = fields[1];
   if (PyLong_CheckExact(label.ptr()) == 0) throw py::type_error("a label must be an int");
   const std::int64_t value = PyLong_AsLongLong(label.ptr());
   if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();  // OverflowError
-  return {
-      .path = from_python_path(triple[0]), .label = value, .index = triple[2].cast<std::int64_t>()};
+  Sample sample;
+  sample.label = value;
+  sample.index = fields[2].cast<std::int64_t>();
+  sample.upright = fields[3].cast<bool>();
+  set_content(sample, fields[0], keeper);
+  return sample;
 }
 
 /// Waits in slices, so that Ctrl-C and other signals are served on the main thread meanwhile.
@@ -342,7 +371,8 @@ void bind_engine(py::module_& module) {
           [](const EngineHandle& self, std::size_t stream, const py::list& samples) {
             std::vector<Sample> converted;
             converted.reserve(samples.size());
-            for (const auto& item : samples) converted.push_back(to_sample(item));
+            self.keeper().release_dropped();
+            for (const auto& item : samples) converted.push_back(to_sample(item, self.keeper()));
             return self.get().submit(stream, std::move(converted));
           },
           py::arg("stream"), py::arg("samples"))

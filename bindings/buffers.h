@@ -3,8 +3,13 @@
 
 #include <pybind11/pybind11.h>
 
+#include <atomic>
 #include <cstddef>
+#include <memory>
 #include <span>
+#include <utility>
+
+#include "headrace/source.h"
 
 namespace headrace {
 
@@ -27,6 +32,53 @@ class PinnedBuffer {
 
  private:
   Py_buffer view_{};
+};
+
+/// Shares Python's buffers with threads that have no GIL: what they let go of stays pinned until
+/// somebody who has it calls release_dropped().
+class BufferKeeper : public std::enable_shared_from_this<BufferKeeper> {
+ public:
+  ~BufferKeeper() = default;  // leaks what was not released, as it may run without the GIL
+
+  /// Needs the GIL. The bytes must not change as long as they are shared.
+  MemoryBlock share(const pybind11::handle& object) {
+    auto held = std::make_unique<Held>();
+    if (PyObject_GetBuffer(object.ptr(), &held->view, PyBUF_SIMPLE) != 0) {
+      throw pybind11::error_already_set();
+    }
+    const auto* data = static_cast<const std::byte*>(held->view.buf);
+    const auto size = static_cast<std::size_t>(held->view.len);
+    Held* raw = held.release();
+    // An empty buffer may have no address, which would look like no buffer at all.
+    static constexpr std::byte kNothing{};
+    return {std::shared_ptr<const std::byte>(
+                size == 0 ? &kNothing : data,
+                [keeper = shared_from_this(), raw](const std::byte*) { keeper->drop(raw); }),
+            size};
+  }
+
+  /// Needs the GIL.
+  void release_dropped() {
+    Held* held = dropped_.exchange(nullptr);
+    while (held != nullptr) {
+      const std::unique_ptr<Held> last(std::exchange(held, held->next));
+      PyBuffer_Release(&last->view);
+    }
+  }
+
+ private:
+  struct Held {
+    Py_buffer view{};
+    Held* next = nullptr;
+  };
+
+  void drop(Held* held) noexcept {
+    held->next = dropped_.load();
+    while (!dropped_.compare_exchange_weak(held->next, held)) {
+    }
+  }
+
+  std::atomic<Held*> dropped_{nullptr};
 };
 
 }  // namespace headrace

@@ -67,7 +67,7 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = HEADRACE_VERSION;
   register_error(module);
   bind_source(module);
-  bind_jpeg(module);
+  bind_image(module);
   bind_random(module);
   bind_transform(module);
   bind_engine(module);

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data import Subset
 
-Sample = tuple[str, int, int]
+Sample = tuple[str, int, int, bool]
 
 
 def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
@@ -26,7 +26,7 @@ def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
             for table in chain:
                 place = table[place]
             path, label = dataset.samples[place]
-            result.append((path, label, int(place)))
+            result.append((path, label, int(place), False))
     except Exception as error:
         return error
     return result or ValueError("it has no samples")
@@ -53,5 +53,5 @@ def differ(before: Any, now: list[Sample] | Exception) -> bool:
     """Whether samples are others; labels must be the very same objects, since 1 == True."""
     return isinstance(now, Exception) or any(
         path != new_path or label is not new_label
-        for (path, label, _), (new_path, new_label, _) in zip(before, now, strict=True)
+        for (path, label, *_), (new_path, new_label, *_) in zip(before, now, strict=True)
     )

@@ -12,7 +12,7 @@
 #include "engine_parts.h"
 #include "executor.h"
 #include "headrace/error.h"
-#include "headrace/jpeg.h"
+#include "headrace/image.h"
 #include "plan_stream.h"
 #include "pread_reader.h"
 #include "reader.h"
@@ -40,6 +40,15 @@ std::uint64_t make_ticket(std::uint64_t batch, std::size_t row) { return batch <
   throw Error(ErrorCode::kInvalidArgument, message, {.stage = "engine"});
 }
 
+void check(const Sample& sample) {
+  if (sample.width == 0 && sample.height == 0) return;
+  constexpr std::uint64_t kRgbChannels = 3;
+  const bool fits = sample.width > 0 && sample.height > 0 &&
+                    sample.memory.size / kRgbChannels / static_cast<std::uint64_t>(sample.width) ==
+                        static_cast<std::uint64_t>(sample.height);
+  if (!fits) refuse("a sample of pixels whose memory has another size than its shape");
+}
+
 /// Pillow holds its limit of pixels against what is cropped too, with its padding.
 bool crops_more_than(std::uint64_t pixel_limit, const Plan& plan) {
   return std::ranges::any_of(plan.steps, [&](const PlanStep& step) {
@@ -47,6 +56,10 @@ bool crops_more_than(std::uint64_t pixel_limit, const Plan& plan) {
            static_cast<std::uint64_t>(step.width) * static_cast<std::uint64_t>(step.height) >
                pixel_limit;
   });
+}
+
+ExifOrientation orientation_of(const Sample& sample) {
+  return sample.upright ? ExifOrientation::kApplied : ExifOrientation::kIgnored;
 }
 
 struct StageCounter {
@@ -69,7 +82,8 @@ struct StageCounter {
 struct Engine::Impl {
   struct Row {
     Sample sample;
-    ReadBuffer bytes;  // from arrival to the end of decoding
+    ReadBuffer bytes;  // from arrival to the end of decoding; none for a sample in memory
+    ImageInfo image;   // from arrival on
   };
 
   /// A batch in flight. Stands still in memory, since tasks refer to it.
@@ -82,7 +96,7 @@ struct Engine::Impl {
 
   /// What one worker thread needs for itself.
   struct Worker {
-    JpegDecoder decoder;
+    ImageDecoder decoder;
     RgbImage image;
     TransformScratch scratch;
   };
@@ -116,9 +130,16 @@ struct Engine::Impl {
   bool front_settled() const;
   bool asks() const;
   void carry_out(PlanStream& stream);
+  void fetch(Job& job, std::size_t row, bool urgent);
+  void on_arrival(Job& job, std::size_t row, const std::variant<ImageInfo, Doubt>& verdict,
+                  ReadBuffer bytes);
 
   // These take it themselves, on the reader's and the executor's threads.
   void on_read(ReadResult result) noexcept;
+  void inspect(std::uint64_t id, std::size_t row, const MemoryBlock& file,
+               ExifOrientation orientation) noexcept;
+  void hand_in(std::uint64_t id, std::size_t row, const std::variant<ImageInfo, Doubt>& verdict,
+               ReadBuffer bytes);
   void decode(std::uint64_t id, std::size_t row, Worker& worker) noexcept;
   void publish(std::exception_ptr error) noexcept;
 
@@ -154,6 +175,7 @@ std::uint64_t Engine::Impl::begin(std::size_t stream, std::vector<Sample> sample
     refuse("max_batches_in_flight (" + std::to_string(options.max_batches_in_flight) +
            ") batches are in flight: take one with next() first");
   }
+  std::ranges::for_each(samples, check);
   auto job = std::make_unique<Job>();
   job->id = ring.begin(samples.size());
   job->stream = stream;
@@ -218,50 +240,91 @@ bool Engine::Impl::asks() const {
 
 void Engine::Impl::carry_out(PlanStream& stream) {
   if (stopping) return;
-  for (const auto& action : stream.take_actions()) {
-    Row& row = find(action.batch)->rows[action.row];
-    switch (action.kind) {
-      case PlanStream::Action::Kind::kDecode:
-        executor->submit([this, id = action.batch, index = action.row](int worker) {
-          decode(id, index, workers[static_cast<std::size_t>(worker)]);
-        });
-        break;
-      case PlanStream::Action::Kind::kRead:
-        reader->submit(make_ticket(action.batch, action.row), row.sample, /*urgent=*/true);
-        break;
-      case PlanStream::Action::Kind::kRelease:
-        row.bytes = {};
-        break;
+  // What is in memory arrives at once, which may cause more to be done.
+  for (auto actions = stream.take_actions(); !actions.empty(); actions = stream.take_actions()) {
+    for (const auto& action : actions) {
+      Job& job = *find(action.batch);
+      switch (action.kind) {
+        case PlanStream::Action::Kind::kDecode:
+          executor->submit([this, id = action.batch, index = action.row](int worker) {
+            decode(id, index, workers[static_cast<std::size_t>(worker)]);
+          });
+          break;
+        case PlanStream::Action::Kind::kRead:
+          fetch(job, action.row, /*urgent=*/true);
+          break;
+        case PlanStream::Action::Kind::kRelease:
+          job.rows[action.row].bytes = {};
+          break;
+      }
     }
   }
   if (front_settled() || stream.asks()) changed.notify_all();
 }
 
+void Engine::Impl::fetch(Job& job, std::size_t row, bool urgent) {
+  const Sample& sample = job.rows[row].sample;
+  if (!sample.memory) {
+    reader->submit(make_ticket(job.id, row), sample, urgent);
+  } else if (sample.width > 0) {
+    on_arrival(job, row, ImageInfo{ImageFormat::kRgbPixels, {sample.width, sample.height}}, {});
+  } else {
+    executor->submit(
+        [this, id = job.id, row, file = sample.memory, orientation = orientation_of(sample)](int) {
+          inspect(id, row, file, orientation);
+        });
+  }
+}
+
+void Engine::Impl::on_arrival(Job& job, std::size_t row,
+                              const std::variant<ImageInfo, Doubt>& verdict, ReadBuffer bytes) {
+  PlanStream& stream = streams[job.stream];
+  if (const auto* image = std::get_if<ImageInfo>(&verdict)) {
+    if (stream.wanted(job.id, row)) job.rows[row].bytes = std::move(bytes);
+    job.rows[row].image = *image;
+    stream.arrived(job.id, row, image->size);
+  } else {
+    stream.doubtful(job.id, row, std::get<Doubt>(verdict).reason);
+  }
+}
+
 void Engine::Impl::on_read(ReadResult result) noexcept {
   try {
-    std::variant<ImageSize, Doubt> verdict;
+    const std::uint64_t id = result.ticket >> kRowBits;
+    const std::size_t row = result.ticket & ((std::uint64_t{1} << kRowBits) - 1);
+    auto orientation = ExifOrientation::kIgnored;
+    {
+      const std::lock_guard lock(mutex);
+      if (Job* job = find(id)) orientation = orientation_of(job->rows[row].sample);
+    }
+    std::variant<ImageInfo, Doubt> verdict;
     if (result.error != 0) {
       verdict = Doubt{result.what + ": " + std::generic_category().message(result.error)};
     } else {
-      verdict = inspect_jpeg(result.buffer.bytes(), options.pixel_limit);
+      verdict = inspect_image(result.buffer.bytes(), options.pixel_limit, orientation);
     }
-    const std::uint64_t id = result.ticket >> kRowBits;
-    const std::size_t index = result.ticket & ((std::uint64_t{1} << kRowBits) - 1);
-
-    const std::lock_guard lock(mutex);
-    Job* job = find(id);
-    if (stopping || job == nullptr) return;  // nobody wants it: its batch failed at a lower row
-    PlanStream& stream = streams[job->stream];
-    if (const auto* size = std::get_if<ImageSize>(&verdict)) {
-      if (stream.wanted(id, index)) job->rows[index].bytes = std::move(result.buffer);
-      stream.arrived(id, index, *size);
-    } else {
-      stream.doubtful(id, index, std::get<Doubt>(verdict).reason);
-    }
-    carry_out(stream);
+    hand_in(id, row, verdict, std::move(result.buffer));
   } catch (...) {
     publish(std::current_exception());
   }
+}
+
+void Engine::Impl::inspect(std::uint64_t id, std::size_t row, const MemoryBlock& file,
+                           ExifOrientation orientation) noexcept {
+  try {
+    hand_in(id, row, inspect_image(file.bytes(), options.pixel_limit, orientation), {});
+  } catch (...) {
+    publish(std::current_exception());
+  }
+}
+
+void Engine::Impl::hand_in(std::uint64_t id, std::size_t row,
+                           const std::variant<ImageInfo, Doubt>& verdict, ReadBuffer bytes) {
+  const std::lock_guard lock(mutex);
+  Job* job = find(id);
+  if (stopping || job == nullptr) return;  // nobody wants it: its batch failed at a lower row
+  on_arrival(*job, row, verdict, std::move(bytes));
+  carry_out(streams[job->stream]);
 }
 
 void Engine::Impl::decode(std::uint64_t id, std::size_t index, Worker& worker) noexcept {
@@ -272,13 +335,16 @@ void Engine::Impl::decode(std::uint64_t id, std::size_t index, Worker& worker) n
     PlanStream& stream = streams[job.stream];
     const Plan& plan = stream.plan(id, index);
     const auto destination = ring.row(id, kImageField, index);
-    ReadBuffer bytes = std::move(job.rows[index].bytes);
+    Row& row = job.rows[index];
+    const ImageInfo image = row.image;
+    ReadBuffer bytes = std::move(row.bytes);
     lock.unlock();
 
     std::optional<std::string> doubt;
     try {
       const auto start = Clock::now();
-      worker.decoder.decode(bytes.bytes(), plan.source, worker.image);
+      const auto file = row.sample.memory ? row.sample.memory.bytes() : bytes.bytes();
+      worker.decoder.decode(file, image, plan.source, worker.image);
       decode_counter.add(worker.image.pixels.size(), start);
       const auto decoded = Clock::now();
       transform.run(worker.image, plan, worker.scratch, destination);
@@ -338,10 +404,9 @@ std::uint64_t Engine::submit(std::size_t stream, std::vector<Sample> samples) {
   const std::size_t rows = samples.size();
   const std::uint64_t id = impl_->begin(stream, std::move(samples), /*opaque=*/false);
   impl_->streams[stream].add_batch(id, rows);
-  const auto& job = *impl_->find(id);
-  for (std::size_t i = 0; i < rows; ++i) {
-    impl_->reader->submit(make_ticket(id, i), job.rows[i].sample, /*urgent=*/false);
-  }
+  auto& job = *impl_->find(id);
+  for (std::size_t i = 0; i < rows; ++i) impl_->fetch(job, i, /*urgent=*/false);
+  impl_->carry_out(impl_->streams[stream]);
   return id;
 }
 

@@ -138,17 +138,6 @@ bool Decompression::read_pixels(const Region& region, std::uint8_t* row,
 
 }  // namespace
 
-bool Region::inside(ImageSize image) const noexcept {
-  return left >= 0 && top >= 0 && width > 0 && height > 0 && width <= image.width - left &&
-         height <= image.height - top;
-}
-
-void RgbImage::reshape(ImageSize new_size) {
-  size = new_size;
-  pixels.resize(static_cast<std::size_t>(size.width) * static_cast<std::size_t>(size.height) *
-                kRgbChannels);
-}
-
 struct JpegDecoder::Impl {
   std::vector<std::uint8_t> row;
 };

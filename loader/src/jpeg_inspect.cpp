@@ -58,7 +58,8 @@ std::uint32_t u16(Bytes bytes, std::size_t at) {
 /// One pass over one file. A step that finds a doubt notes it and returns; run() then stops.
 class Inspector {
  public:
-  Inspector(Bytes file, std::uint64_t pixel_limit) : file_(file), pixel_limit_(pixel_limit) {}
+  Inspector(Bytes file, std::uint64_t pixel_limit, ExifOrientation orientation)
+      : file_(file), pixel_limit_(pixel_limit), orientation_(orientation) {}
 
   std::variant<ImageSize, Doubt> run();
 
@@ -80,6 +81,7 @@ class Inspector {
 
   const Bytes file_;
   const std::uint64_t pixel_limit_;
+  const ExifOrientation orientation_;
   std::size_t pos_ = 0;
   std::string doubt_;
   bool ended_ = false;
@@ -201,7 +203,12 @@ void Inspector::read_quant_tables(Bytes payload) {
 
 void Inspector::read_scan(Bytes payload) {
   if (component_count_ == 0) return doubt("scan before the frame header");
-  if (!has_scan_) doubt(std::string(metadata_.judge_exif()));
+  if (!has_scan_) {
+    doubt(std::string(metadata_.judge_exif()));
+    if (orientation_ == ExifOrientation::kApplied) {
+      doubt(std::string(metadata_.judge_orientation()));
+    }
+  }
   has_scan_ = true;
 
   if (payload.empty() || payload[0] < 1 || payload[0] > component_count_ ||
@@ -296,9 +303,10 @@ void Inspector::finish() {
 }  // namespace
 
 std::variant<ImageSize, Doubt> inspect_jpeg(std::span<const std::byte> file,
-                                            std::uint64_t pixel_limit) {
+                                            std::uint64_t pixel_limit,
+                                            ExifOrientation orientation) {
   const Bytes bytes(reinterpret_cast<const std::uint8_t*>(file.data()), file.size());
-  return Inspector(bytes, pixel_limit).run();
+  return Inspector(bytes, pixel_limit, orientation).run();
 }
 
 }  // namespace headrace

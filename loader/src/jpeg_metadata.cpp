@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "byte_order.h"
+
 namespace headrace {
 namespace {
 
@@ -14,21 +16,6 @@ bool starts_with(Bytes bytes, std::string_view prefix) {
          std::equal(prefix.begin(), prefix.end(), bytes.begin(),
                     [](char a, std::uint8_t b) { return static_cast<std::uint8_t>(a) == b; });
 }
-
-/// Unsigned numbers in either byte order. Reading beyond the end is the caller's mistake.
-struct Numbers {
-  Bytes bytes;
-  bool big_endian = true;
-
-  std::uint32_t u16(std::size_t at) const {
-    const std::uint32_t a = bytes[at];
-    const std::uint32_t b = bytes[at + 1];
-    return big_endian ? a << 8 | b : b << 8 | a;
-  }
-  std::uint32_t u32(std::size_t at) const {
-    return big_endian ? u16(at) << 16 | u16(at + 2) : u16(at + 2) << 16 | u16(at);
-  }
-};
 
 /// Pillow walks the image resource blocks; running out of bytes is caught everywhere but at the
 /// length byte of a block's name.
@@ -125,9 +112,13 @@ std::string_view JpegMetadata::add(std::uint8_t marker, Bytes payload) {
       if (payload.size() >= 12 && (payload[7] == 1 || payload[7] == 2)) has_resolution_ = true;
       break;
     case 0xE1:
-      if (!starts_with(payload, "Exif\0\0"sv)) break;
-      ++exif_segments_;
-      exif_ = payload.subspan(6);
+      if (starts_with(payload, "Exif\0\0"sv)) {
+        ++exif_segments_;
+        exif_ = payload.subspan(6);
+        orientation_.add_exif(exif_);
+      } else if (starts_with(payload, "http://ns.adobe.com/xap/1.0/\0"sv)) {
+        orientation_.add_xmp(payload);
+      }
       break;
     case 0xE2:
       if (starts_with(payload, "MPF\0"sv) && !multi_picture_index_is_regular(payload.subspan(4))) {

@@ -5,6 +5,8 @@
 #include <span>
 #include <string_view>
 
+#include "exif_orientation.h"
+
 namespace headrace {
 
 /// Follows the segments that stand before the first scan. libjpeg skips nearly all of them; Pillow
@@ -19,10 +21,14 @@ class JpegMetadata {
   /// To be asked after the last segment, as EXIF matters only when no JFIF gave a resolution.
   std::string_view judge_exif() const;
 
+  /// The same, when the image is to be turned as its metadata says.
+  std::string_view judge_orientation() const { return orientation_.doubt(); }
+
  private:
   bool has_resolution_ = false;
   int exif_segments_ = 0;
   std::span<const std::uint8_t> exif_;
+  MetadataOrientation orientation_;
 };
 
 }  // namespace headrace

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "headrace/jpeg.h"
+#include "headrace/image.h"
 #include "headrace/random.h"
 #include "headrace/transform.h"
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "headrace/jpeg.h"
+#include "headrace/image.h"
 #include "headrace/transform.h"
 #include "resample_kernels.h"
 

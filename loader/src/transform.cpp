@@ -290,14 +290,15 @@ void Transform::apply(std::span<const std::byte> file, RandomStream& random,
   const auto doubt = [](const char* stage, const std::string& reason) {
     return Error(ErrorCode::kDoubtfulData, reason, {.stage = stage});
   };
-  const auto inspected = inspect_jpeg(file, static_cast<std::uint64_t>(kPixelLimit));
+  const auto inspected = inspect_image(file, static_cast<std::uint64_t>(kPixelLimit));
   if (const auto* found = std::get_if<Doubt>(&inspected)) throw doubt("decode", found->reason);
 
+  const auto& info = std::get<ImageInfo>(inspected);
   RandomStream draws = random;
-  const Plan made = plan(std::get<ImageSize>(inspected), draws);
+  const Plan made = plan(info.size, draws);
   if (!made.doubt.empty()) throw doubt("transform", made.doubt);
   RgbImage image;
-  JpegDecoder().decode(file, made.source, image);
+  ImageDecoder().decode(file, info, made.source, image);
   TransformScratch scratch;
   run(image, made, scratch, dst);
   random = draws;

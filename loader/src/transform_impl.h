@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "headrace/field.h"
-#include "headrace/jpeg.h"
+#include "headrace/image.h"
 #include "headrace/transform.h"
 #include "resample.h"
 

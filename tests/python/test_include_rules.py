@@ -13,7 +13,19 @@ STAGES = {
     "values": {"error", "field"},
     "threads": {"own_thread"},
     "random": {"random"},
-    "jpeg": {"jpeg", "jpeg_decoder", "jpeg_inspect", "jpeg_metadata"},
+    "image": {
+        "byte_order",
+        "exif_orientation",
+        "image",
+        "image_codec",
+        "jpeg",
+        "jpeg_decoder",
+        "jpeg_inspect",
+        "jpeg_metadata",
+        "png_decoder",
+        "png_file",
+        "png_inspect",
+    },
     "transform": {
         "field_writer",
         "float_bits",
@@ -43,15 +55,17 @@ COMMON = {"values", "threads"}
 # Whose public headers a stage may include beside its own files and COMMON. The engine wires the
 # stages together and may include everything.
 MAY_USE = {
-    "transform": {"jpeg", "random"},
+    "transform": {"image", "random"},
     "reader": {"buffer_pool", "source"},
-    "plan_stream": {"jpeg", "random", "transform"},
+    "plan_stream": {"image", "random", "transform"},
     "slot_ring": {"buffer_pool"},
 }
 
 # Which files of the library may include a foreign library's headers.
 OWNERS = {
     r"(jpeglib|jerror)\.h": r"jpeg_decoder\.cpp",
+    r"png\.h": r"png_decoder\.cpp",
+    r"zlib\.h": r"png_inspect\.cpp",
     r"(oneapi/)?tbb/.*": r"tbb_executor\.cpp",
     r"nlohmann/.*": r"transform_json\.cpp",
     r"liburing\.h": r"uring_reader\.cpp",
@@ -131,6 +145,8 @@ def test_every_file_includes_only_what_its_place_allows() -> None:
         ("loader/include/headrace/source.h", '#include "reader.h"', "public headers"),
         ("loader/include/headrace/source.h", '#include "headrace/jpeg.h"', "stage source"),
         ("loader/src/jpeg_inspect.cpp", "#include <jpeglib.h>", "not for this file"),
+        ("loader/src/image_codec.cpp", "#include <png.h>", "not for this file"),
+        ("loader/src/png_decoder.cpp", "#include <zlib.h>", "not for this file"),
         ("loader/src/engine.cpp", "#include <tbb/task_group.h>", "not for this file"),
         ("loader/src/engine.cpp", "#  include <oneapi/tbb.h>", "not for this file"),
         ("loader/src/transform.cpp", "#include <nlohmann/json.hpp>", "not for this file"),

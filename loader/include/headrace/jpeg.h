@@ -6,45 +6,11 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <variant>
-#include <vector>
+
+#include "headrace/image.h"
 
 namespace headrace {
-
-struct ImageSize {
-  int width = 0;
-  int height = 0;
-  bool operator==(const ImageSize&) const = default;
-};
-
-/// The pixels [left, left + width) x [top, top + height) of an image.
-struct Region {
-  int left = 0;
-  int top = 0;
-  int width = 0;
-  int height = 0;
-
-  static Region whole(ImageSize size) { return {0, 0, size.width, size.height}; }
-  ImageSize size() const { return {width, height}; }
-  /// Whether it is a part, with at least one pixel, of an image of this size.
-  bool inside(ImageSize image) const noexcept;
-  bool operator==(const Region&) const = default;
-};
-
-/// 8-bit RGB, interleaved, rows without padding: shape [height, width, 3].
-struct RgbImage {
-  ImageSize size;
-  std::vector<std::uint8_t> pixels;
-
-  /// Sets the size; keeps the memory when it suffices. The pixels are then unspecified.
-  void reshape(ImageSize new_size);
-};
-
-/// Why a file is left to Pillow, in words for people ("no end-of-image marker").
-struct Doubt {
-  std::string reason;
-};
 
 /// Reads the structure of a whole JPEG file, every marker up to the end of the image, without
 /// decoding. Gives the size, or a doubt about anything that Pillow might refuse or read otherwise
@@ -52,10 +18,12 @@ struct Doubt {
 /// incomplete progressive scans, two components, ...
 /// @param file         whole compressed file; borrowed for the call.
 /// @param pixel_limit  more pixels than this are doubtful (Pillow's MAX_IMAGE_PIXELS).
+/// @param orientation  whether an EXIF orientation, or irregular EXIF, is a doubt.
 /// Cheap beside decoding (a memchr over the entropy-coded data). Never blocks, never throws on
 /// data.
-std::variant<ImageSize, Doubt> inspect_jpeg(std::span<const std::byte> file,
-                                            std::uint64_t pixel_limit);
+std::variant<ImageSize, Doubt> inspect_jpeg(
+    std::span<const std::byte> file, std::uint64_t pixel_limit,
+    ExifOrientation orientation = ExifOrientation::kIgnored);
 
 /// Decodes files that inspect_jpeg() accepted. One decoder per thread.
 class JpegDecoder {

@@ -1,21 +1,42 @@
 // What there is to load: samples as byte ranges with labels.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace headrace {
 
-/// One sample: where its compressed bytes lie, and its label.
+/// What is in memory already: shared, so that it lives as long as anybody needs it. The last owner
+/// may let go of it on any thread.
+struct MemoryBlock {
+  std::shared_ptr<const std::byte> data;
+  std::size_t size = 0;
+
+  explicit operator bool() const noexcept { return data != nullptr; }
+  std::span<const std::byte> bytes() const noexcept { return {data.get(), size}; }
+};
+
+/// One sample: where its image is, and its label.
 struct Sample {
   static constexpr std::uint64_t kWholeFile = ~std::uint64_t{0};
 
-  std::string path;
+  std::string path;  ///< of the file; only a name for messages when the image is in `memory`
   std::uint64_t offset = 0;
   std::uint64_t size = kWholeFile;  ///< bytes, or kWholeFile: from `offset` to the end
   std::int64_t label = 0;
   std::int64_t index = 0;  ///< in the dataset; for messages
+
+  /// A whole image file that need not be read; or, with a width, pixels: uint8 RGB of shape
+  /// [height, width, 3].
+  MemoryBlock memory = {};
+  int width = 0;
+  int height = 0;
+  /// Turn the image as its EXIF orientation says (Hugging Face's datasets do).
+  bool upright = false;
 };
 
 class Source {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "headrace/field.h"
-#include "headrace/jpeg.h"
+#include "headrace/image.h"
 #include "headrace/random.h"
 
 namespace headrace {
@@ -101,7 +101,7 @@ class Transform {
            std::span<std::byte> dst) const;
 
   /// All in one, for a single image (a serving program): inspect, plan, decode, run.
-  /// @param file  whole JPEG file.
+  /// @param file  whole JPEG or PNG file.
   /// @throws Error{kDoubtfulData}: only Pillow and torchvision may judge this image. `random` is
   /// then where it was before.
   void apply(std::span<const std::byte> file, RandomStream& random, std::span<std::byte> dst) const;
