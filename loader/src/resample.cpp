@@ -37,7 +37,7 @@ class Resize {
     kernels_.prepare_columns(across, row_bytes_of(source.size.width));
     std::uint8_t* const row = room_for(across.positions(), 1);
     for (int y = 0; y < source.size.height; ++y) {
-      kernels_.blend_columns(source.row(y), across, row);
+      kernels_.blend_columns(source.row(y), bytes_behind(source, y), across, row);
       sink_(y, row);
     }
   }
@@ -55,11 +55,11 @@ class Resize {
     kernels_.prepare_rows(down);
     kernels_.prepare_columns(across, row_bytes_of(source.size.width));
     const auto width = static_cast<std::size_t>(source.size.width);
-    std::uint8_t* const between = room_for(width + across.positions(), 1);
-    std::uint8_t* const row = between + width * kChannels;
+    std::uint8_t* const row = room_for(width + across.positions(), 1);
+    std::uint8_t* const between = row + across.positions() * kChannels;
     for (std::size_t y = 0; y < down.positions(); ++y) {
       blend(source, down, y, between);
-      kernels_.blend_columns(between, across, row);
+      kernels_.blend_columns(between, kSpareBytes, across, row);
       sink_(static_cast<int>(y), row);
     }
   }
@@ -76,7 +76,7 @@ class Resize {
     for (std::size_t y = 0; y < down.positions(); ++y) {
       // Just before they are needed, while the nearest cache holds them.
       for (; done < down.first[y] + down.count[y]; ++done) {
-        kernels_.blend_columns(source.row(done), across,
+        kernels_.blend_columns(source.row(done), bytes_behind(source, done), across,
                                pixels + static_cast<std::size_t>(done) * between.stride);
       }
       blend(between, down, y, row);
@@ -85,8 +85,16 @@ class Resize {
   }
 
  private:
+  // Behind a row of our own; enough for all but the longest filters.
+  static constexpr std::size_t kSpareBytes = 64;
+
+  /// The rows below: a kernel may read on into them.
+  static std::size_t bytes_behind(const RgbView& source, int y) {
+    return static_cast<std::size_t>(source.size.height - 1 - y) * source.stride;
+  }
+
   std::uint8_t* room_for(std::size_t width, std::size_t rows) {
-    memory_.resize(std::max(memory_.size(), width * kChannels * rows));
+    memory_.resize(std::max(memory_.size(), width * kChannels * rows + kSpareBytes));
     return memory_.data();
   }
 

@@ -59,15 +59,16 @@ struct Sums {
                            kWeightBits);
 }
 
-[[gnu::target("avx2")]] void blend_columns(const std::uint8_t* row, const Weights& weights,
-                                           std::uint8_t* out) {
+[[gnu::target("avx2")]] void blend_columns(const std::uint8_t* row, std::size_t spare_bytes,
+                                           const Weights& weights, std::uint8_t* out) {
   // Of four pixels, the red ones of two, the green ones, the blue ones, widened to 16 bits.
   const __m256i pixels_0_1 = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
   const __m256i pixels_2_3 = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
   const Lanes* lanes = weights.column_groups.data();
-  for (std::size_t x = 0; x < weights.vector_positions; x += kColumnBlock) {
+  const std::size_t positions = block_positions(weights, spare_bytes);
+  for (std::size_t x = 0; x < positions; x += kColumnBlock) {
     __m256i values[4];
     for (std::size_t i = 0; i < 4; ++i) {
       const std::uint8_t* one = row + static_cast<std::size_t>(weights.first[x + i]) * 3;
@@ -83,7 +84,7 @@ struct Sums {
     }
     store_pixels(values, out + x * 3);
   }
-  blend_columns_from(weights.vector_positions, row, weights, out);
+  blend_columns_from(positions, row, weights, out);
 }
 
 std::int32_t pair(std::int16_t first, std::int16_t second) {

@@ -16,7 +16,7 @@ constexpr Kernels kPlainKernels{
     .name = "plain",
     .runs_here = [] { return true; },
     .prepare_columns = [](Weights&, std::size_t) {},
-    .blend_columns = [](const std::uint8_t* row, const Weights& weights,
+    .blend_columns = [](const std::uint8_t* row, std::size_t, const Weights& weights,
                         std::uint8_t* out) { blend_columns_from(0, row, weights, out); },
     .prepare_rows = [](Weights&) {},
     .blend_rows =

@@ -16,8 +16,10 @@ struct Kernels {
 
   /// To be called once before blend_columns, for rows of `row_bytes`.
   void (*prepare_columns)(Weights& weights, std::size_t row_bytes);
-  /// The horizontal pass of one row. Reads nothing outside of the row.
-  void (*blend_columns)(const std::uint8_t* row, const Weights& weights, std::uint8_t* out);
+  /// The horizontal pass of one row.
+  /// @param spare_bytes  that may be read behind the row; whatever they are, they don't count.
+  void (*blend_columns)(const std::uint8_t* row, std::size_t spare_bytes, const Weights& weights,
+                        std::uint8_t* out);
 
   /// To be called once before blend_rows.
   void (*prepare_rows)(Weights& weights);

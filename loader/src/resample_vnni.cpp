@@ -61,12 +61,14 @@ struct Sums {
 }
 
 [[gnu::target("avx2,avx512vl,avx512vnni")]] void blend_columns(const std::uint8_t* row,
+                                                               std::size_t spare_bytes,
                                                                const Weights& weights,
                                                                std::uint8_t* out) {
   const __m256i by_channel = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11, -1, -1, -1, -1));
   const Lanes* lanes = weights.column_groups.data();
-  for (std::size_t x = 0; x < weights.vector_positions; x += kColumnBlock) {
+  const std::size_t positions = block_positions(weights, spare_bytes);
+  for (std::size_t x = 0; x < positions; x += kColumnBlock) {
     __m256i values[4];
     for (std::size_t i = 0; i < 4; ++i) {
       const std::uint8_t* one = row + static_cast<std::size_t>(weights.first[x + i]) * 3;
@@ -81,7 +83,7 @@ struct Sums {
     }
     store_pixels(values, out + x * 3);
   }
-  blend_columns_from(weights.vector_positions, row, weights, out);
+  blend_columns_from(positions, row, weights, out);
 }
 
 void prepare_rows(Weights& weights) {

@@ -28,6 +28,8 @@ struct Weights {
   // The same numbers in the form that one of the kernels wants them in.
   std::size_t groups = 0;                // of taps, for each position
   std::size_t vector_positions = 0;      // the others are left to scalar code
+  std::size_t safe_positions = 0;        // of those, the ones that read nothing behind the row
+  std::size_t spare_bytes = 0;           // that the others read there
   std::vector<Lanes> column_groups;      // made by Kernels::prepare_columns
   std::vector<std::int32_t> row_groups;  // made by Kernels::prepare_rows
 

@@ -18,16 +18,25 @@ constexpr std::size_t kColumnGroup = 4;  ///< taps for which it loads pixels in 
 constexpr std::size_t kGroupBytes = 12;  ///< of four pixels
 constexpr std::size_t kRowBlock = 32;    ///< bytes that blend_rows makes in one go
 
-/// Sets groups and vector_positions, so that loads of 16 bytes for 12 stay within the row.
+/// Sets groups and how many positions are made in blocks: loads take 16 bytes for 12, and as many
+/// groups for every position, so that the last ones read behind the row.
 inline void divide_columns(Weights& weights, std::size_t row_bytes) {
   std::size_t longest = 1;
   for (const int count : weights.count) longest = std::max(longest, std::size_t(count));
   weights.groups = (longest + kColumnGroup - 1) / kColumnGroup;
-  const std::size_t reach = weights.groups * kGroupBytes + 4;
-  std::size_t& end = weights.vector_positions;
-  end = weights.positions() / kColumnBlock * kColumnBlock;
-  const auto load_end = [&] { return std::size_t(weights.first[end - 1]) * 3 + reach; };
-  while (end > 0 && load_end() > row_bytes) end -= kColumnBlock;
+  weights.vector_positions = weights.positions() / kColumnBlock * kColumnBlock;
+  const auto load_end = [&](std::size_t positions) {
+    if (positions == 0) return std::size_t{0};
+    return std::size_t(weights.first[positions - 1]) * 3 + weights.groups * kGroupBytes + 4;
+  };
+  weights.spare_bytes = std::max(load_end(weights.vector_positions), row_bytes) - row_bytes;
+  weights.safe_positions = weights.vector_positions;
+  while (load_end(weights.safe_positions) > row_bytes) weights.safe_positions -= kColumnBlock;
+}
+
+/// How many positions blend_columns makes in blocks.
+inline std::size_t block_positions(const Weights& weights, std::size_t spare_bytes) {
+  return spare_bytes < weights.spare_bytes ? weights.safe_positions : weights.vector_positions;
 }
 
 [[gnu::target("avx2")]] inline __m256i load(const void* from) {
