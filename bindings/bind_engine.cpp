@@ -39,8 +39,10 @@ using headrace::Field;
 using headrace::MemoryFormat;
 using headrace::PinnedBuffer;
 using headrace::Question;
+using headrace::RandomRules;
 using headrace::RandomStream;
 using headrace::Sample;
+using headrace::SampleKey;
 using headrace::Transform;
 namespace dlpack = headrace::dlpack;
 
@@ -340,7 +342,9 @@ void bind_engine(py::module_& module) {
 
   py::class_<Batch>(module, "Batch", "A finished batch.")
       .def_readonly("id", &Batch::id)
+      .def_readonly("rows", &Batch::rows)
       .def_readonly("failed_row", &Batch::failed_row)
+      .def_readonly("skipped_rows", &Batch::skipped_rows)
       .def_readonly("random_after", &Batch::random_after)
       .def(
           "dlpack",
@@ -354,8 +358,10 @@ void bind_engine(py::module_& module) {
   py::class_<EngineHandle>(module, "Engine", "headrace::Engine; see loader/include/headrace.")
       .def(py::init([](const Transform& transform, const std::vector<RandomStream>& streams,
                        std::shared_ptr<BufferPool> pool, int threads, std::size_t read_budget_bytes,
-                       std::size_t max_batches_in_flight, std::uint64_t pixel_limit) {
+                       std::size_t max_batches_in_flight, std::uint64_t pixel_limit,
+                       std::optional<RandomRules> own_streams) {
              EngineOptions options;
+             options.own_streams = own_streams;
              options.threads = threads;
              options.read_budget_bytes = read_budget_bytes;
              options.max_batches_in_flight = max_batches_in_flight;
@@ -365,17 +371,24 @@ void bind_engine(py::module_& module) {
            }),
            py::arg("transform"), py::arg("streams"), py::kw_only(), py::arg("pool"),
            py::arg("threads"), py::arg("read_budget_bytes"), py::arg("max_batches_in_flight"),
-           py::arg("pixel_limit"))
+           py::arg("pixel_limit"), py::arg("own_streams") = py::none())
       .def(
           "submit",
-          [](const EngineHandle& self, std::size_t stream, const py::list& samples) {
+          [](const EngineHandle& self, std::size_t stream, const py::list& samples,
+             const std::vector<SampleKey>& random_keys) {
+            if (!random_keys.empty() && random_keys.size() != samples.size()) {
+              throw py::value_error("as many keys as samples are needed");
+            }
             std::vector<Sample> converted;
             converted.reserve(samples.size());
             self.keeper().release_dropped();
             for (const auto& item : samples) converted.push_back(to_sample(item, self.keeper()));
+            for (std::size_t i = 0; i < random_keys.size(); ++i) {
+              converted[i].random_key = random_keys[i];
+            }
             return self.get().submit(stream, std::move(converted));
           },
-          py::arg("stream"), py::arg("samples"))
+          py::arg("stream"), py::arg("samples"), py::arg("random_keys") = std::vector<SampleKey>())
       .def(
           "submit_opaque",
           [](const EngineHandle& self, std::size_t stream, std::string reason) {
@@ -387,10 +400,17 @@ void bind_engine(py::module_& module) {
       .def(
           "answer",
           [](const EngineHandle& self, const Question& question, const py::buffer& image,
-             const RandomStream& random_after) {
-            self.get().answer(question, PinnedBuffer(image).bytes(), random_after);
+             const RandomStream& random_after, std::optional<std::int64_t> label) {
+            self.get().answer(question, PinnedBuffer(image).bytes(), random_after, label);
           },
-          py::arg("question"), py::arg("image"), py::arg("random_after"))
+          py::arg("question"), py::arg("image"), py::arg("random_after"),
+          py::arg("label") = py::none())
+      .def(
+          "skip",
+          [](const EngineHandle& self, const Question& question, const RandomStream& random_after) {
+            self.get().skip(question, random_after);
+          },
+          py::arg("question"), py::arg("random_after"))
       .def(
           "fail",
           [](const EngineHandle& self, const Question& question, const RandomStream& random_after) {

@@ -1,4 +1,5 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstring>
 #include <stdexcept>
@@ -14,6 +15,7 @@ namespace {
 using headrace::PinnedBuffer;
 using headrace::RandomRules;
 using headrace::RandomStream;
+using headrace::SampleKey;
 
 RandomRules rules(bool fused_uniform, std::uint64_t wide_range) {
   return {.fused_uniform = fused_uniform, .wide_range = wide_range};
@@ -39,6 +41,19 @@ void bind_random(py::module_& module) {
   const auto fused_arg = py::arg("fused_uniform") = kDefaults.fused_uniform;
   const auto wide_arg = py::arg("wide_range") = kDefaults.wide_range;
 
+  py::class_<SampleKey>(module, "SampleKey", "Names a sample's own random stream.")
+      .def(py::init([](std::uint64_t seed, std::uint32_t epoch, std::uint64_t index) {
+             return SampleKey{.seed = seed, .epoch = epoch, .index = index};
+           }),
+           py::arg("seed"), py::arg("epoch"), py::arg("index"));
+
+  py::class_<RandomRules>(module, "RandomRules",
+                          "Arithmetic that differs between builds of torch; see RandomStream.")
+      .def(py::init(&rules), py::kw_only(), fused_arg, wide_arg);
+
+  module.def("philox4x32", &headrace::philox4x32, py::arg("counter"), py::arg("key"),
+             "Philox4x32-10: four 32-bit words from a counter of four and a key of two.");
+
   py::class_<RandomStream>(module, "RandomStream",
                            "torch's default CPU generator, draw for draw.\n\n"
                            "Args:\n"
@@ -49,6 +64,13 @@ void bind_random(py::module_& module) {
              return RandomStream(seed, rules(fused_uniform, wide_range));
            }),
            py::arg("seed"), py::kw_only(), fused_arg, wide_arg)
+      .def_static(
+          "of_sample",
+          [](const SampleKey& key, bool fused_uniform, std::uint64_t wide_range) {
+            return RandomStream(key, rules(fused_uniform, wide_range));
+          },
+          py::arg("key"), py::kw_only(), fused_arg, wide_arg,
+          "The sample's own stream: words of Philox4x32-10, as a state of torch's generator.")
       .def_static(
           "from_torch_state",
           [](const py::buffer& state, bool fused_uniform, std::uint64_t wide_range) {

@@ -109,21 +109,32 @@ struct Engine::Impl {
              options.pool, options.max_batches_in_flight),
         executor(parts.make_executor()),
         reader(parts.make_reader([this](ReadResult result) { on_read(std::move(result)); })) {
-    for (const auto& random : random_streams) {
-      streams.emplace_back(random, [this](ImageSize size, RandomStream& stream) {
-        Plan plan = transform.plan(size, stream);
-        if (plan.doubt.empty() && crops_more_than(options.pixel_limit, plan)) {
-          plan.doubt = "a crop of more pixels than Pillow takes without a word";
-        }
-        return plan;
-      });
+    const auto planner = [this](ImageSize size, RandomStream& stream) {
+      Plan plan = transform.plan(size, stream);
+      if (plan.doubt.empty() && crops_more_than(options.pixel_limit, plan)) {
+        plan.doubt = "a crop of more pixels than Pillow takes without a word";
+      }
+      return plan;
+    };
+    for (const auto& random : random_streams) streams.emplace_back(random, planner);
+    if (options.own_streams) {
+      streams.emplace_back(
+          [this](std::uint64_t id, std::size_t row) {
+            const auto& rows = find(id)->rows;  // none in an opaque batch: it is not planned here
+            return RandomStream(rows.empty() ? SampleKey{} : rows[row].sample.random_key,
+                                *options.own_streams);
+          },
+          planner);
     }
     workers.resize(static_cast<std::size_t>(executor->workers()));
   }
 
   std::uint64_t begin(std::size_t stream, std::vector<Sample> samples, bool opaque);
   Event take_batch();
+  void close_gaps(const Job& job, const std::vector<std::size_t>& skipped_rows);
   PlanStream& open_question(const Question& question);
+  void close(PlanStream& stream, const Question& question, PlanStream::Answer answer,
+             const RandomStream& random_after);
 
   // All of these need the lock.
   Job* find(std::uint64_t id);
@@ -194,11 +205,13 @@ Engine::Event Engine::Impl::take_batch() {
   const std::unique_ptr<Job> job = std::move(jobs.front());
   jobs.pop_front();
   PlanStream::Outcome outcome = streams[job->stream].pop();
+  if (!outcome.skipped_rows.empty()) close_gaps(*job, outcome.skipped_rows);
   SlotRing::Slot slot = ring.lease();
   Batch batch{.id = job->id,
-              .rows = static_cast<std::int64_t>(job->rows.size()),
+              .rows = static_cast<std::int64_t>(job->rows.size() - outcome.skipped_rows.size()),
               .fields = {},
               .failed_row = {},
+              .skipped_rows = {outcome.skipped_rows.begin(), outcome.skipped_rows.end()},
               .random_after = outcome.random_after};
   if (outcome.failed_row) {
     batch.failed_row = static_cast<std::int64_t>(*outcome.failed_row);
@@ -209,6 +222,23 @@ Engine::Event Engine::Impl::take_batch() {
   }
   ++batches;
   return batch;
+}
+
+/// A row's address is fixed before anyone knows whether the sample can be had, so the rows behind
+/// one that cannot move up in the end. That is rare enough.
+void Engine::Impl::close_gaps(const Job& job, const std::vector<std::size_t>& skipped_rows) {
+  std::size_t to = skipped_rows.front();
+  auto next_skipped = skipped_rows.begin();
+  for (std::size_t from = to; from < job.rows.size(); ++from) {
+    if (next_skipped != skipped_rows.end() && *next_skipped == from) {
+      ++next_skipped;
+      continue;
+    }
+    for (std::size_t field = 0; field < ring.fields().size(); ++field) {
+      std::ranges::copy(ring.row(job.id, field, from), ring.row(job.id, field, to).begin());
+    }
+    ++to;
+  }
 }
 
 PlanStream& Engine::Impl::open_question(const Question& question) {
@@ -223,6 +253,13 @@ PlanStream& Engine::Impl::open_question(const Question& question) {
   }
   refuse("batch " + std::to_string(question.batch) + " has no open question about row " +
          std::to_string(question.row));
+}
+
+void Engine::Impl::close(PlanStream& stream, const Question& question, PlanStream::Answer answer,
+                         const RandomStream& random_after) {
+  stream.answered(question.batch, static_cast<std::size_t>(question.row), answer, random_after);
+  ++questions;
+  carry_out(stream);
 }
 
 Engine::Impl::Job* Engine::Impl::find(std::uint64_t id) {
@@ -393,7 +430,9 @@ Engine::Engine(const EngineOptions& options, Transform transform,
   if (options.read_budget_bytes < 1) refuse("read_budget_bytes must be at least 1");
   if (options.max_batches_in_flight < 1) refuse("max_batches_in_flight must be at least 1");
   if (options.pool == nullptr) refuse("a buffer pool is needed");
-  if (streams.empty()) refuse("at least one random stream is needed");
+  if (streams.empty() != options.own_streams.has_value()) {
+    refuse("either random streams are needed, or own_streams for each sample");
+  }
   impl_ = std::make_unique<Impl>(options, std::move(transform), streams, parts);
 }
 
@@ -449,7 +488,7 @@ Engine::Event Engine::next(std::chrono::milliseconds timeout) {
 }
 
 void Engine::answer(const Question& question, std::span<const std::byte> image,
-                    const RandomStream& random_after) {
+                    const RandomStream& random_after, std::optional<std::int64_t> label) {
   const std::lock_guard lock(impl_->mutex);
   PlanStream& stream = impl_->open_question(question);
   const std::size_t row = static_cast<std::size_t>(question.row);
@@ -461,19 +500,22 @@ void Engine::answer(const Question& question, std::span<const std::byte> image,
   }
   if (!opaque) {
     std::ranges::copy(image, impl_->ring.row(question.batch, kImageField, row).begin());
+    if (label) {
+      std::memcpy(impl_->ring.row(question.batch, kLabelField, row).data(), &*label, sizeof *label);
+    }
   }
-  stream.answered(question.batch, row, /*failed=*/false, random_after);
-  ++impl_->questions;
-  impl_->carry_out(stream);
+  impl_->close(stream, question, PlanStream::Answer::kComputed, random_after);
+}
+
+void Engine::skip(const Question& question, const RandomStream& random_after) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->close(impl_->open_question(question), question, PlanStream::Answer::kSkipped,
+               random_after);
 }
 
 void Engine::fail(const Question& question, const RandomStream& random_after) {
   const std::lock_guard lock(impl_->mutex);
-  PlanStream& stream = impl_->open_question(question);
-  stream.answered(question.batch, static_cast<std::size_t>(question.row), /*failed=*/true,
-                  random_after);
-  ++impl_->questions;
-  impl_->carry_out(stream);
+  impl_->close(impl_->open_question(question), question, PlanStream::Answer::kFailed, random_after);
 }
 
 void Engine::rewind(std::size_t stream, const RandomStream& random) {

@@ -18,6 +18,11 @@ PlanStream::PlanStream(RandomStream random, Planner planner, bool collate_draws)
       planner_(std::move(planner)),
       collate_draws_(collate_draws) {}
 
+PlanStream::PlanStream(RowStart row_start, Planner planner)
+    : PlanStream(RandomStream(0), std::move(planner)) {
+  row_start_ = std::move(row_start);
+}
+
 void PlanStream::add_batch(std::uint64_t id, std::size_t rows) {
   Batch& batch = batches_.emplace_back();
   batch.id = id;
@@ -36,12 +41,14 @@ void PlanStream::add_opaque_batch(std::uint64_t id, std::string reason) {
   advance();
 }
 
-void PlanStream::arrived(std::uint64_t batch, std::size_t row_index, ImageSize size) {
-  Row& row = find(batch).rows[row_index];
+void PlanStream::arrived(std::uint64_t batch_id, std::size_t row_index, ImageSize size) {
+  Batch& batch = find(batch_id);
+  Row& row = batch.rows[row_index];
   row.read_pending = false;
   if (row.state != RowState::kReading) return;
   row.state = RowState::kArrived;
   row.size = size;
+  if (row_start_) plan_row(batch, row_index);
   advance();
 }
 
@@ -74,7 +81,7 @@ void PlanStream::decoded(std::uint64_t batch_id, std::size_t row_index,
   advance();
 }
 
-void PlanStream::answered(std::uint64_t batch_id, std::size_t row_index, bool failed,
+void PlanStream::answered(std::uint64_t batch_id, std::size_t row_index, Answer answer,
                           const RandomStream& random_after) {
   assert(settle_cursor_.batch < batches_.size());
   Batch& batch = batches_[settle_cursor_.batch];
@@ -83,7 +90,18 @@ void PlanStream::answered(std::uint64_t batch_id, std::size_t row_index, bool fa
   assert(row.state == RowState::kDoubtful);
   (void)batch_id;
 
-  row.state = failed ? RowState::kFailed : RowState::kAnswered;
+  const bool failed = answer == Answer::kFailed;
+  row.state = failed                       ? RowState::kFailed
+              : answer == Answer::kSkipped ? RowState::kSkipped
+                                           : RowState::kAnswered;
+  if (row_start_) {
+    if (failed) {
+      batch.failed_row = row_index;
+      drop_rows(batch, row_index + 1);
+    }
+    advance();
+    return;
+  }
   if (!failed && row.planned && row.after.stream().same_position(random_after)) {
     advance();
     return;
@@ -120,6 +138,7 @@ void PlanStream::collated(std::uint64_t batch_id, const RandomStream& random_aft
 }
 
 void PlanStream::rewind(const RandomStream& random) {
+  if (row_start_) return;
   const RandomStream expected = batches_.empty() ? random_ : batches_.front().start.stream();
   if (expected.same_position(random)) return;
   if (plan_cursor_.batch > 0 || plan_cursor_.row > 0) ++rollbacks_;
@@ -162,11 +181,10 @@ std::optional<PlanStream::Question> PlanStream::question() const {
   if (!asks_row()) return std::nullopt;
   const Batch& batch = batches_[settle_cursor_.batch];
   const Row& row = batch.rows[settle_cursor_.row];
-  // Without a plan the plan cursor stands here too, and random_ with it.
   return Question{.batch = batch.id,
                   .row = settle_cursor_.row,
                   .reason = row.doubt,
-                  .random = row.planned ? row.before.stream() : random_};
+                  .random = before(batch, settle_cursor_.row)};
 }
 
 bool PlanStream::settled(std::uint64_t id) const {
@@ -180,13 +198,17 @@ PlanStream::Outcome PlanStream::pop() {
   assert(!batches_.empty() && settled(batches_.front().id));
   const Batch batch = std::move(batches_.front());
   batches_.pop_front();
-  --plan_cursor_.batch;
+  if (!row_start_) --plan_cursor_.batch;
   --settle_cursor_.batch;
   Outcome outcome{.failed_row = batch.failed_row,
-                  .random_after = batch.end.stream(),
+                  .skipped_rows = {},
+                  .random_after = row_start_ ? random_ : batch.end.stream(),
                   .random_before_collate = {}};
   if (batch.before_collate && !batch.failed_row) {
     outcome.random_before_collate = batch.before_collate->stream();
+  }
+  for (std::size_t row = 0; row < batch.rows.size(); ++row) {
+    if (batch.rows[row].state == RowState::kSkipped) outcome.skipped_rows.push_back(row);
   }
   return outcome;
 }
@@ -210,19 +232,31 @@ void PlanStream::restart_from(const RandomStream& random) {
   base_ = std::make_shared<RandomStream>(random);
 }
 
+RandomStream PlanStream::before(const Batch& batch, std::size_t row_index) const {
+  if (row_start_) return row_start_(batch.id, row_index);
+  // Without a plan the plan cursor stands here too, and random_ with it.
+  const Row& row = batch.rows[row_index];
+  return row.planned ? row.before.stream() : random_;
+}
+
 bool PlanStream::plan_row(Batch& batch, std::size_t row_index) {
   Row& row = batch.rows[row_index];
   if (row.state != RowState::kArrived) return false;
-  row.before = position();
-  row.plan = planner_(row.size, random_);
+  if (row_start_) {
+    RandomStream own = row_start_(batch.id, row_index);
+    row.plan = planner_(row.size, own);
+  } else {
+    row.before = position();
+    row.plan = planner_(row.size, random_);
+    row.after = position();
+  }
   if (!row.plan.doubt.empty()) {
-    restart_from(row.before.stream());
+    if (!row_start_) restart_from(row.before.stream());
     row.state = RowState::kDoubtful;
     row.doubt = row.plan.doubt;
     actions_.push_back({Action::Kind::kRelease, batch.id, row_index});
     return false;
   }
-  row.after = position();
   row.planned = true;
   row.state = RowState::kDecoding;
   row.decode_pending = true;
@@ -253,6 +287,7 @@ void PlanStream::take_back_row(Batch& batch, std::size_t row_index) {
       read_again(batch, row_index);
       break;
     case RowState::kAnswered:
+    case RowState::kSkipped:
     case RowState::kFailed:
       row.state = RowState::kDoubtful;
       break;
@@ -286,7 +321,8 @@ void PlanStream::read_again(Batch& batch, std::size_t row_index) {
 }
 
 void PlanStream::advance() {
-  for (; plan_cursor_.batch < batches_.size(); ++plan_cursor_.batch, plan_cursor_.row = 0) {
+  for (; !row_start_ && plan_cursor_.batch < batches_.size();
+       ++plan_cursor_.batch, plan_cursor_.row = 0) {
     Batch& batch = batches_[plan_cursor_.batch];
     if (batch.start.base == nullptr) {
       restart_from(random_);  // a base for each batch keeps the way to any of its rows short
@@ -302,7 +338,8 @@ void PlanStream::advance() {
     const Batch& batch = batches_[settle_cursor_.batch];
     const auto final_row = [&](std::size_t row) {
       return batch.rows[row].state == RowState::kDone ||
-             batch.rows[row].state == RowState::kAnswered;
+             batch.rows[row].state == RowState::kAnswered ||
+             batch.rows[row].state == RowState::kSkipped;
     };
     while (settle_cursor_.row < batch.rows.size() && final_row(settle_cursor_.row)) {
       ++settle_cursor_.row;

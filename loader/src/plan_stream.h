@@ -33,11 +33,16 @@ namespace headrace {
 /// also stops at the end of each batch until collated() says where the stream goes on. Such draws
 /// depend on nothing but the stream, so they need not wait until the rows are settled.
 ///
+/// With streams of the rows' own (see RowStart) there is no such order: a row is planned when it
+/// arrives, and no answer and no failure touches the plan of another.
+///
 /// Events come in by calls; what must be done comes out of take_actions(). No threads, no clock, no
 /// I/O: the engine's lock guards it and carries the actions out.
 class PlanStream {
  public:
   using Planner = std::function<Plan(ImageSize, RandomStream&)>;
+  /// A row's own random stream, the same whenever it is asked for.
+  using RowStart = std::function<RandomStream(std::uint64_t batch, std::size_t row)>;
 
   struct Action {
     enum class Kind {
@@ -66,15 +71,25 @@ class PlanStream {
     RandomStream random;
   };
 
+  /// The oracle's answer.
+  enum class Answer {
+    kComputed,  ///< its result is in place
+    kSkipped,   ///< there is none, and the batch goes on without the row
+    kFailed,    ///< there is none, and the batch ends with that
+  };
+
   /// What became of a settled batch.
   struct Outcome {
     std::optional<std::size_t> failed_row;  ///< the row that raised, if one did
+    std::vector<std::size_t> skipped_rows;  ///< ascending
     RandomStream random_after;              ///< where the batch left the stream
     /// Where its collate function draws from, if it does.
     std::optional<RandomStream> random_before_collate;
   };
 
   PlanStream(RandomStream random, Planner planner, bool collate_draws = false);
+  /// The rows have streams of their own. Outcome::random_after then says nothing.
+  PlanStream(RowStart row_start, Planner planner);
 
   /// Appends a batch whose rows are being read. `id`s must rise.
   void add_batch(std::uint64_t id, std::size_t rows);
@@ -87,9 +102,9 @@ class PlanStream {
   void doubtful(std::uint64_t batch, std::size_t row, std::string reason);
   /// The decode that kDecode asked for has ended: well, or with a doubt.
   void decoded(std::uint64_t batch, std::size_t row, std::optional<std::string> doubt);
-  /// The oracle computed the row (its result is in place) or raised (`failed`), and left the stream
-  /// at `random_after`. The row must be the one of question().
-  void answered(std::uint64_t batch, std::size_t row, bool failed,
+  /// The oracle has answered, and left the stream at `random_after`. The row must be the one of
+  /// question().
+  void answered(std::uint64_t batch, std::size_t row, Answer answer,
                 const RandomStream& random_after);
 
   /// The answer to collate_question().
@@ -127,6 +142,7 @@ class PlanStream {
     kDone,      // pixels in place
     kDoubtful,  // waits for the oracle
     kAnswered,  // the oracle's pixels in place
+    kSkipped,   // the oracle left it out
     kFailed,    // the oracle raised; ends the batch
     kDropped,   // after a failed row: torch would not have looked at it
   };
@@ -177,6 +193,7 @@ class PlanStream {
   Batch& find(std::uint64_t id);
   Position position() const;
   void restart_from(const RandomStream& random);
+  RandomStream before(const Batch& batch, std::size_t row) const;
   bool plan_row(Batch& batch, std::size_t row);
   void take_back(Batch& batch, std::size_t first_row);
   void take_back_row(Batch& batch, std::size_t row);
@@ -184,6 +201,7 @@ class PlanStream {
   void read_again(Batch& batch, std::size_t row);
   void advance();
 
+  RowStart row_start_;   // empty: the rows share random_
   RandomStream random_;  // at the plan cursor
   std::shared_ptr<const RandomStream> base_;
   Planner planner_;

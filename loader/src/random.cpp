@@ -51,7 +51,47 @@ void check_state(std::span<const std::byte> state, std::uint32_t words) {
   }
 }
 
+/// The word of a mt19937 state that is handed out as `word`.
+std::uint32_t untempered(std::uint32_t word) {
+  word ^= word >> 18;
+  word ^= (word << 15) & 0xefc60000u;
+  std::uint32_t x = word;  // each round makes seven more bits right
+  for (int round = 0; round < 4; ++round) x = word ^ ((x << 7) & 0x9d2c5680u);
+  return x ^ (x >> 11) ^ (x >> 22);
+}
+
 }  // namespace
+
+std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                        std::array<std::uint32_t, 2> key) noexcept {
+  constexpr int kRounds = 10;
+  for (int round = 0; round < kRounds; ++round) {
+    const std::uint64_t first = std::uint64_t{0xd2511f53} * counter[0];
+    const std::uint64_t second = std::uint64_t{0xcd9e8d57} * counter[2];
+    counter = {static_cast<std::uint32_t>(second >> 32) ^ counter[1] ^ key[0],
+               static_cast<std::uint32_t>(second),
+               static_cast<std::uint32_t>(first >> 32) ^ counter[3] ^ key[1],
+               static_cast<std::uint32_t>(first)};
+    key[0] += 0x9e3779b9u;
+    key[1] += 0xbb67ae85u;
+  }
+  return counter;
+}
+
+RandomStream::RandomStream(const SampleKey& key, RandomRules rules) : RandomStream(0, rules) {
+  const std::array<std::uint32_t, 2> seed{static_cast<std::uint32_t>(key.seed),
+                                          static_cast<std::uint32_t>(key.seed >> 32)};
+  static_assert(kWords % 4 == 0);
+  for (std::uint32_t i = 0; i < kWords; i += 4) {
+    const auto words = philox4x32({i / 4, key.epoch, static_cast<std::uint32_t>(key.index),
+                                   static_cast<std::uint32_t>(key.index >> 32)},
+                                  seed);
+    // The state's first word is never handed out before the next block.
+    for (std::uint32_t j = 0; j < 4; ++j) state_[(i + j + 1) % kWords] = untempered(words[j]);
+  }
+  left_ = kWords;
+  next_ = 1;
+}
 
 RandomStream::RandomStream(std::uint64_t seed, RandomRules rules) : seed_(seed), rules_(rules) {
   state_[0] = static_cast<std::uint32_t>(seed);

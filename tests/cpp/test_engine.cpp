@@ -88,14 +88,16 @@ class ManualExecutor final : public Executor {
 };
 
 struct Rig {
-  explicit Rig(std::size_t max_batches_in_flight = 4, std::size_t streams = 1) {
+  explicit Rig(std::size_t max_batches_in_flight = 4, std::size_t streams = 1)
+      : Rig(make_options(max_batches_in_flight), streams) {}
+  Rig(const EngineOptions& options, std::size_t streams) {
     Engine::Parts parts;
     parts.make_reader = [this](std::function<void(ReadResult)> on_done) {
       script.on_done = std::move(on_done);
       return std::make_unique<ScriptedReader>(script);
     };
     parts.make_executor = [this] { return std::make_unique<ManualExecutor>(tasks); };
-    engine = std::make_unique<Engine>(make_options(max_batches_in_flight), make_transform(),
+    engine = std::make_unique<Engine>(options, make_transform(),
                                       std::vector<RandomStream>(streams, RandomStream(1)), parts);
   }
 
@@ -194,6 +196,76 @@ TEST_CASE("a damaged sample is asked about and the answer becomes its row", "[en
   const auto batch = rig.expect<Batch>();
   CHECK(grays(batch) == std::vector{10, 77});
   CHECK(batch.random_after.same_position(after));
+}
+
+TEST_CASE("a skipped sample leaves its batch shorter", "[engine]") {
+  Rig rig;
+  rig.engine->submit(0, samples({10, 20, 30, 40, 50}));
+  for (const std::size_t read : {0, 2, 4}) {
+    rig.script.finish(read, flat_jpeg(4, 4, static_cast<int>(10 * (read + 1))));
+  }
+  for (const std::size_t read : {1, 3}) rig.script.fail(read, ENOENT);
+  for (int i = 0; i < 2; ++i) {
+    const auto question = rig.expect<Question>();
+    rig.engine->skip(question, question.random);
+  }
+  const auto batch = rig.expect<Batch>();
+  CHECK(batch.rows == 3);
+  CHECK(batch.skipped_rows == std::vector<std::int64_t>{1, 3});
+  CHECK(grays(batch) == std::vector{10, 30, 50});
+  CHECK(labels(batch) == std::vector<std::int64_t>{10, 30, 50});
+}
+
+TEST_CASE("a batch of which every sample is skipped has no rows", "[engine]") {
+  Rig rig;
+  rig.engine->submit(0, samples({10}));
+  rig.script.fail(0, ENOENT);
+  const auto question = rig.expect<Question>();
+  rig.engine->skip(question, question.random);
+  CHECK(rig.expect<Batch>().rows == 0);
+}
+
+TEST_CASE("a sample that replaces another brings its label", "[engine]") {
+  Rig rig;
+  rig.engine->submit(0, samples({10, 20}));
+  rig.script.finish(1, flat_jpeg(4, 4, 20));
+  rig.script.fail(0, ENOENT);
+  const auto question = rig.expect<Question>();
+  rig.engine->answer(question, std::vector<std::byte>(12, std::byte{77}), question.random, 99);
+  const auto batch = rig.expect<Batch>();
+  CHECK(grays(batch) == std::vector{77, 20});
+  CHECK(labels(batch) == std::vector<std::int64_t>{99, 20});
+}
+
+TEST_CASE("with streams of their own, samples depend on nothing that came before", "[engine]") {
+  const auto flips = [](const std::vector<std::vector<int>>& batches) {
+    EngineOptions options = make_options(8);
+    options.own_streams = RandomRules();
+    Rig rig(options, 0);
+    std::vector<RandomStream> result;
+    std::size_t read = 0;
+    for (const auto& batch : batches) {
+      std::vector<Sample> list;
+      for (const int index : batch) {
+        list.push_back({.path = "x.jpg", .random_key = {.seed = 4, .index = std::uint64_t(index)}});
+      }
+      rig.engine->submit(0, list);
+      for (std::size_t i = 0; i < batch.size(); ++i) rig.script.fail(read++, ENOENT);
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        const auto question = rig.expect<Question>();
+        result.push_back(question.random);
+        rig.engine->skip(question, RandomStream(77));
+      }
+      rig.expect<Batch>();
+    }
+    return result;
+  };
+  const auto one = flips({{0, 1, 2}, {3}});
+  const auto other = flips({{3, 2}, {1, 0}});
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK(one[i].same_position(other[3 - i]));
+    CHECK(one[i].same_position(RandomStream(SampleKey{.seed = 4, .index = i})));
+  }
 }
 
 TEST_CASE("a failed sample ends its batch and the next one still comes", "[engine]") {

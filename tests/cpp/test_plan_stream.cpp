@@ -14,6 +14,7 @@ namespace headrace {
 namespace {
 
 using Kind = PlanStream::Action::Kind;
+using Answer = PlanStream::Answer;
 using RowId = std::pair<std::uint64_t, std::size_t>;
 
 // Draws as many words as the image is wide; the first of them stands for the plan.
@@ -82,7 +83,7 @@ TEST_CASE("an answer with the draws that were planned keeps later plans", "[plan
   stream.take_actions();
   RandomStream after(1);
   after.skip(3);
-  stream.answered(0, 0, false, after);
+  stream.answered(0, 0, Answer::kComputed, after);
   CHECK(stream.take_actions().empty());
   CHECK(stream.rollbacks() == 0);
   stream.decoded(0, 1, std::nullopt);
@@ -102,7 +103,7 @@ TEST_CASE("a failed row ends its batch, and the next batch begins earlier in the
   stream.decoded(0, 1, "damaged");
   RandomStream after(1);
   after.skip(2);
-  stream.answered(0, 1, true, after);
+  stream.answered(0, 1, Answer::kFailed, after);
 
   CHECK_FALSE(stream.settled(0));  // row 2 is still being written
   stream.decoded(0, 2, std::nullopt);
@@ -143,7 +144,7 @@ TEST_CASE("an opaque batch takes its turn in the stream", "[plan_stream]") {
   CHECK(stream.question()->batch == 1);
   RandomStream after = stream.question()->random;
   after.skip(7);
-  stream.answered(1, 0, false, after);
+  stream.answered(1, 0, Answer::kComputed, after);
   CHECK(stream.plan(2, 0).steps[0].left == first_draw(after));
 }
 
@@ -194,13 +195,13 @@ TEST_CASE("a batch that failed before a rewind may succeed after it", "[plan_str
   stream.add_batch(0, 2);
   stream.doubtful(0, 0, "odd");
   stream.arrived(0, 1, {2, 1});
-  stream.answered(0, 0, true, RandomStream(1));
+  stream.answered(0, 0, Answer::kFailed, RandomStream(1));
   REQUIRE(stream.settled(0));
 
   stream.rewind(RandomStream(2));
   CHECK_FALSE(stream.settled(0));
   REQUIRE(stream.question().has_value());
-  stream.answered(0, 0, false, RandomStream(2));
+  stream.answered(0, 0, Answer::kComputed, RandomStream(2));
   CHECK(actions_of(stream, Kind::kRead) == std::vector<PlanStream::Action>{{Kind::kRead, 0, 1}});
   stream.arrived(0, 1, {2, 1});
   stream.decoded(0, 1, std::nullopt);
@@ -214,11 +215,12 @@ TEST_CASE("pixels of a plan from before a failure and a rewind do not count", "[
   stream.arrived(0, 0, {2, 1});
   stream.arrived(0, 1, {2, 1});
   stream.decoded(0, 0, "damaged");
-  stream.answered(0, 0, true, RandomStream(1));  // row 1 is dropped while it is being decoded
+  stream.answered(0, 0, Answer::kFailed,
+                  RandomStream(1));  // row 1 is dropped while it is being decoded
   stream.rewind(RandomStream(2));
   RandomStream after(2);
   after.skip(2);
-  stream.answered(0, 0, false, after);
+  stream.answered(0, 0, Answer::kComputed, after);
   stream.take_actions();
   stream.decoded(0, 1, std::nullopt);
   CHECK(stream.take_actions() == std::vector<PlanStream::Action>{{Kind::kRead, 0, 1}});
@@ -226,11 +228,46 @@ TEST_CASE("pixels of a plan from before a failure and a rewind do not count", "[
   CHECK(stream.plan(0, 1).steps[0].left == first_draw(after));
 }
 
+RandomStream own_stream(std::uint64_t batch, std::size_t row) {
+  return RandomStream(SampleKey{.seed = 5, .epoch = 2, .index = 100 * batch + row});
+}
+
+TEST_CASE("a skipped row leaves its draws made, and the rows behind it go on from there",
+          "[plan_stream]") {
+  PlanStream stream(RandomStream(1), draw);
+  stream.add_batch(0, 2);
+  stream.doubtful(0, 0, "no JPEG");
+  stream.arrived(0, 1, {1, 1});
+  RandomStream after(1);
+  after.skip(3);
+  stream.answered(0, 0, Answer::kSkipped, after);
+  REQUIRE(actions_of(stream, Kind::kDecode).size() == 1);
+  CHECK(stream.plan(0, 1).steps[0].left == first_draw(after));
+  stream.decoded(0, 1, std::nullopt);
+  REQUIRE(stream.settled(0));
+  const auto outcome = stream.pop();
+  CHECK(outcome.skipped_rows == std::vector<std::size_t>{0});
+  CHECK_FALSE(outcome.failed_row.has_value());
+}
+
+TEST_CASE("rows with streams of their own wait for nobody", "[plan_stream]") {
+  PlanStream stream(own_stream, draw);
+  stream.add_batch(0, 2);
+  stream.add_batch(1, 1);
+  stream.doubtful(0, 0, "no JPEG");
+  stream.arrived(1, 0, {3, 1});
+  stream.arrived(0, 1, {1, 1});
+  REQUIRE(actions_of(stream, Kind::kDecode).size() == 2);
+  CHECK(stream.plan(1, 0).steps[0].left == first_draw(own_stream(1, 0)));
+  CHECK(stream.plan(0, 1).steps[0].left == first_draw(own_stream(0, 1)));
+}
+
 // What torch's worker would do with the same samples, one after another.
 struct Truth {
   bool doubtful_header;  // found at arrival
   bool doubtful_decode;  // found by decoding
   bool fails;            // the oracle raises
+  bool skipped;          // and the batch goes on without the row
   int width;             // words that a plan draws
   int height;            // 2: the plan is in doubt
   int oracle_words;      // words that the oracle draws
@@ -240,17 +277,25 @@ struct Truth {
 struct Expected {
   std::vector<std::optional<int>> first_draws;  // per row; nothing for rows the oracle computes
   std::optional<std::size_t> failed_row;
+  std::vector<std::size_t> skipped_rows;
   RandomStream after;
 };
 
-Expected one_after_another(const std::vector<Truth>& rows, RandomStream random) {
-  Expected expected{{}, std::nullopt, random};
+// Nothing: the rows have streams of their own.
+using Start = std::optional<RandomStream>;
+
+Expected one_after_another(std::uint64_t id, const std::vector<Truth>& rows, const Start& start) {
+  RandomStream random = start.value_or(RandomStream(0));
+  Expected expected{{}, std::nullopt, {}, random};
   for (std::size_t row = 0; row < rows.size(); ++row) {
     const Truth& truth = rows[row];
+    if (!start) random = own_stream(id, row);
     if (truth.asked()) {
       random.skip(static_cast<std::uint64_t>(truth.oracle_words));
       expected.first_draws.push_back(std::nullopt);
-      if (truth.fails) {
+      if (truth.fails && truth.skipped) {
+        expected.skipped_rows.push_back(row);
+      } else if (truth.fails) {
         expected.failed_row = row;
         break;
       }
@@ -266,11 +311,13 @@ Expected one_after_another(const std::vector<Truth>& rows, RandomStream random) 
 // Drives a PlanStream with events in random order and checks it against one_after_another().
 class Simulation {
  public:
-  explicit Simulation(unsigned seed)
+  /// @param own_streams  the rows have streams of their own.
+  Simulation(unsigned seed, bool own_streams)
       : rng_(seed),
-        start_(seed),
-        collate_draws_(seed % 2 == 1),
-        stream_(start_, draw, collate_draws_) {}
+        start_(own_streams ? Start() : RandomStream(seed)),
+        collate_draws_(!own_streams && seed % 2 == 1),
+        stream_(own_streams ? PlanStream(own_stream, draw)
+                            : PlanStream(*start_, draw, collate_draws_)) {}
 
   void run() {
     for (int batch = 0; batch < 12 || !truths_.empty();) {
@@ -278,8 +325,9 @@ class Simulation {
       if (choice == 0 && batch < 12 && truths_.size() < 4) {
         add(static_cast<std::uint64_t>(3 * batch++));
       } else if (choice == 1 && below(8) == 0) {
-        start_ = RandomStream(rng_());
-        stream_.rewind(start_);
+        const RandomStream elsewhere(rng_());
+        if (start_) start_ = elsewhere;
+        stream_.rewind(elsewhere);
       } else if (choice < 5 && !reads_.empty()) {
         finish_read(*std::next(reads_.begin(), below(static_cast<unsigned>(reads_.size()))));
       } else if (choice < 8 && !decodes_.empty()) {
@@ -304,6 +352,7 @@ class Simulation {
       row = {.doubtful_header = below(8) == 0,
              .doubtful_decode = below(8) == 0,
              .fails = below(2) == 0,
+             .skipped = below(2) == 0,
              .width = 1 + static_cast<int>(below(4)),
              .height = below(12) == 0 ? 2 : 1,
              .oracle_words = static_cast<int>(below(3))};
@@ -343,7 +392,10 @@ class Simulation {
     REQUIRE_FALSE(decodes_.contains({question.batch, question.row}));
     RandomStream after = question.random;
     after.skip(static_cast<std::uint64_t>(truth.oracle_words));
-    stream_.answered(question.batch, question.row, truth.fails, after);
+    const Answer verdict = !truth.fails    ? Answer::kComputed
+                           : truth.skipped ? Answer::kSkipped
+                                           : Answer::kFailed;
+    stream_.answered(question.batch, question.row, verdict, after);
   }
 
   void answer(const PlanStream::CollateQuestion& question) {
@@ -377,15 +429,16 @@ class Simulation {
 
   void check_oldest() {
     const auto [id, rows] = *truths_.begin();
-    Expected expected = one_after_another(rows, start_);
+    Expected expected = one_after_another(id, rows, start_);
     const auto outcome = stream_.pop();
     CHECK(outcome.failed_row == expected.failed_row);
+    CHECK(outcome.skipped_rows == expected.skipped_rows);
     REQUIRE(outcome.random_before_collate.has_value() == (collate_draws_ && !expected.failed_row));
     if (outcome.random_before_collate) {
       CHECK(outcome.random_before_collate->same_position(expected.after));
       expected.after.skip(collate_words_[id]);
     }
-    CHECK(outcome.random_after.same_position(expected.after));
+    if (start_) CHECK(outcome.random_after.same_position(expected.after));
     for (std::size_t row = 0; row < expected.first_draws.size(); ++row) {
       if (expected.first_draws[row]) CHECK(pixels_[{id, row}] == *expected.first_draws[row]);
     }
@@ -393,12 +446,12 @@ class Simulation {
       CHECK_FALSE(decodes_.contains({id, row}));
       CHECK_FALSE(bytes_.contains({id, row}));
     }
-    start_ = expected.after;
+    if (start_) start_ = expected.after;
     truths_.erase(id);
   }
 
   std::mt19937 rng_;
-  RandomStream start_;  // before the oldest batch
+  Start start_;  // before the oldest batch
   bool collate_draws_;
   PlanStream stream_;
   std::map<std::uint64_t, std::vector<Truth>> truths_;
@@ -443,7 +496,7 @@ TEST_CASE("a batch with a failed row is not collated", "[plan_stream]") {
   stream.arrived(0, 0, {3, 1});
   stream.collated(0, RandomStream(5));
   stream.decoded(0, 0, "damaged");
-  stream.answered(0, 0, /*failed=*/true, RandomStream(2));
+  stream.answered(0, 0, Answer::kFailed, RandomStream(2));
   REQUIRE(stream.settled(0));
   const auto outcome = stream.pop();
   CHECK_FALSE(outcome.random_before_collate.has_value());
@@ -453,7 +506,14 @@ TEST_CASE("a batch with a failed row is not collated", "[plan_stream]") {
 TEST_CASE("any order of events gives what one worker after another would give", "[plan_stream]") {
   for (unsigned seed = 0; seed < 3000; ++seed) {
     INFO("seed " << seed);
-    Simulation(seed).run();
+    Simulation(seed, /*own_streams=*/false).run();
+  }
+}
+
+TEST_CASE("any order of events gives each row what its own stream gives", "[plan_stream]") {
+  for (unsigned seed = 0; seed < 1000; ++seed) {
+    INFO("seed " << seed);
+    Simulation(seed, /*own_streams=*/true).run();
   }
 }
 

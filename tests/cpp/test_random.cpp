@@ -10,8 +10,10 @@
 #include "support.h"
 
 using headrace::Error;
+using headrace::philox4x32;
 using headrace::RandomRules;
 using headrace::RandomStream;
+using headrace::SampleKey;
 
 namespace {
 
@@ -118,6 +120,38 @@ TEST_CASE("skipping words leads to where drawing them leads", "[random]") {
       REQUIRE(skipped.next_word() == drawn.next_word());
     }
   }
+}
+
+TEST_CASE("Philox4x32-10 gives its published words", "[random]") {
+  using Words = std::array<std::uint32_t, 4>;
+  constexpr std::uint32_t kOnes = 0xffffffff;
+  CHECK(philox4x32({0, 0, 0, 0}, {0, 0}) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  CHECK(philox4x32({kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes}) ==
+        Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  CHECK(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}) ==
+        Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("a sample's stream yields the words of Philox, keyed by seed, epoch and index",
+          "[random]") {
+  const SampleKey key{.seed = 0x1234'5678'9abc'def0, .epoch = 7, .index = 0x3'0000'0002};
+  RandomStream stream(key);
+  std::vector<std::uint32_t> words;
+  for (std::uint32_t block = 0; block < 156; ++block) {
+    for (const auto word : philox4x32({block, 7, 2, 3}, {0x9abc'def0, 0x1234'5678})) {
+      words.push_back(word);
+    }
+  }
+  words.pop_back();
+  for (const auto word : words) REQUIRE(stream.next_word() == word);
+}
+
+TEST_CASE("a sample's stream goes through torch's state and beyond its block", "[random]") {
+  RandomStream stream(SampleKey{.seed = 1, .epoch = 2, .index = 3});
+  TorchState state = seeded_state(42);
+  stream.to_torch_state(state);
+  RandomStream resumed = RandomStream::from_torch_state(state);
+  for (int i = 0; i < 2'000; ++i) REQUIRE(resumed.next_word() == stream.next_word());
 }
 
 TEST_CASE("torch states go in and out at every position", "[random]") {

@@ -30,6 +30,9 @@ struct EngineOptions {
   std::size_t max_batches_in_flight = 2;
   /// Images of more pixels are doubtful: Pillow's MAX_IMAGE_PIXELS.
   std::uint64_t pixel_limit = 89'478'485;
+  /// Set: each sample has a random stream of its own, which Sample::random_key names, and the
+  /// engine is given no others. Results then depend on nothing that was submitted before.
+  std::optional<RandomRules> own_streams = std::nullopt;
   /// Memory for the batches.
   std::shared_ptr<BufferPool> pool;
 };
@@ -43,13 +46,16 @@ struct Field {
 /// A finished batch. Its memory is the caller's until the last copy of each Buffer is gone.
 struct Batch {
   std::uint64_t id = 0;
-  std::int64_t rows = 0;
+  std::int64_t rows = 0;  ///< without those that were skipped
   /// The transform's field, then "label" (int64). None when a row failed or the batch is opaque.
   std::vector<Field> fields;
   /// The row that the oracle gave up (see Engine::fail): the batch has no data. Lower rows were
   /// fine, higher ones were not looked at.
   std::optional<std::int64_t> failed_row;
-  /// The batch's random stream after its last draw.
+  /// The rows that the oracle left out (see Engine::skip), as they were submitted; those behind
+  /// them have moved up.
+  std::vector<std::int64_t> skipped_rows;
+  /// The batch's random stream after its last draw. Without meaning where samples have their own.
   RandomStream random_after;
 };
 
@@ -96,7 +102,9 @@ struct EngineStats {
 /// called from any.
 class Engine {
  public:
-  /// @param streams  one random stream a virtual worker.
+  /// @param streams  one random stream a virtual worker; none with EngineOptions::own_streams,
+  /// where
+  ///                 every batch goes to stream 0.
   /// @throws Error{kInvalidArgument}: an option out of range, no stream, no pool.
   Engine(const EngineOptions& options, Transform transform,
          const std::vector<RandomStream>& streams);
@@ -124,11 +132,14 @@ class Engine {
   /// @throws Error{kInvalidArgument}: no batch is in flight. Error{kStopped}: stop() was called.
   Event next(std::chrono::milliseconds timeout);
 
-  /// The sample of the open question is this. Labels are in place already.
+  /// The sample of the open question is this.
   /// @param image         the finished field, exactly one row's bytes; empty for an opaque batch.
   /// @param random_after  the stream after the sample's draws.
+  /// @param label         in place of the submitted sample's, when another sample replaces it.
   void answer(const Question& question, std::span<const std::byte> image,
-              const RandomStream& random_after);
+              const RandomStream& random_after, std::optional<std::int64_t> label = std::nullopt);
+  /// The sample of the open question cannot be had: its batch goes on without it.
+  void skip(const Question& question, const RandomStream& random_after);
   /// The sample of the open question cannot be had: its batch ends there.
   void fail(const Question& question, const RandomStream& random_after);
 

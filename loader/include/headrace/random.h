@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include "headrace/sample_key.h"
+
 namespace headrace {
 
 /// Arithmetic of the installed torch that differs between builds and processors. It is measured by
@@ -19,6 +21,10 @@ struct RandomRules {
   bool operator==(const RandomRules&) const = default;
 };
 
+/// Philox4x32-10 (Salmon et al.: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011).
+std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                        std::array<std::uint32_t, 2> key) noexcept;
+
 /// A mt19937 stream that yields what torch's default CPU generator yields. A value type: copying it
 /// takes a snapshot.
 class RandomStream {
@@ -28,6 +34,12 @@ class RandomStream {
 
   /// As torch.manual_seed(seed): the low 32 bits count.
   explicit RandomStream(std::uint64_t seed, RandomRules rules = {});
+
+  /// The stream whose first 623 words are those of Philox4x32-10 with the key `seed` (low word
+  /// first) and the counters (0, epoch, index, index >> 32), (1, ...), ... It is a mt19937 stream
+  /// all the same: its state is the one that yields these words, so that torch's generator can go
+  /// on with it anywhere; beyond them it continues as mt19937 does.
+  explicit RandomStream(const SampleKey& key, RandomRules rules = {});
 
   /// @param state  torch.get_rng_state(), kTorchStateBytes bytes.
   /// @throws Error{kInvalidArgument}: another size, or contents that are no mt19937 state.

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "headrace/sample_key.h"
+
 namespace headrace {
 
 /// What is in memory already: shared, so that it lives as long as anybody needs it. The last owner
@@ -37,6 +39,8 @@ struct Sample {
   int height = 0;
   /// Turn the image as its EXIF orientation says (Hugging Face's datasets do).
   bool upright = false;
+  /// The sample's own random stream, with an engine that has one for each sample.
+  SampleKey random_key = {};
 };
 
 class Source {
