@@ -42,7 +42,7 @@ STAGES = {
     },
     "buffer_pool": {"buffer", "buffer_pool"},
     "source": {"source"},
-    "reader": {"file_system", "pread_reader", "read_queue", "reader"},
+    "reader": {"file_system", "pread_reader", "read_queue", "reader", "uring_reader", "uring_ring"},
     "plan_stream": {"plan_stream"},
     "slot_ring": {"slot_ring"},
     "executor": {"executor", "tbb_executor", "thread_executor"},
@@ -68,7 +68,7 @@ OWNERS = {
     r"zlib\.h": r"png_inspect\.cpp",
     r"(oneapi/)?tbb/.*": r"tbb_executor\.cpp",
     r"nlohmann/.*": r"transform_json\.cpp",
-    r"liburing\.h": r"uring_reader\.cpp",
+    r"liburing\.h": r"uring_ring\.cpp",
     r"cuda.*": r"device_\w+\.(cpp|cu|h)",
     r"(immintrin|arm_neon)\.h": r"resample_(x86\.h|neon\.cpp)",
 }
