@@ -6,7 +6,6 @@ Exit code 0: everything was the same. 1: something differed, and the first diffe
 
 import argparse
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,9 @@ import torchvision
 from rich.console import Console
 from rich.progress import Progress
 from torch.utils.data import DistributedSampler, Subset
-from torchvision import transforms as v1
-from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
 
 from headrace.cli import CommandError
+from headrace.folder_arguments import add_folder_arguments, count, open_folder
 from headrace.loader import DataLoader
 from headrace.main_iterator import MainProcessIterator
 from headrace.route import decide
@@ -29,31 +26,15 @@ from headrace.worker_iterator import WorkerIterator
 
 SUMMARY = "show that headrace gives torch's batches, bit for bit, on a folder of images"
 
-_LAYOUT = "headrace expects one folder of images for each class, such as {0}/cat/1.jpg"
-
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what `headrace verify` takes."""
     add = parser.add_argument
-    add("directory", metavar="DIR", help="images, one folder for each class")
-    add(
-        "--transform",
-        choices=("train", "eval"),
-        default="train",
-        help="train: random crop to 224 and flip; eval: resize to 256, crop 224 (default: train)",
-    )
-    add(
-        "--api",
-        choices=("v1", "v2"),
-        default="v1",
-        help="torchvision.transforms or torchvision.transforms.v2 (default: v1)",
-    )
-    add("--num-workers", type=_count(0), default=2, metavar="N", help="default: 2")
-    add("--epochs", type=_count(1), default=1, metavar="E", help="default: 1")
-    add("--batch-size", type=_count(1), default=32, metavar="B", help="default: 32")
-    add("--seed", type=_count(0), default=0, metavar="S", help="for torch's generator (default: 0)")
+    add_folder_arguments(parser)
+    add("--num-workers", type=count(0), default=2, metavar="N", help="default: 2")
+    add("--epochs", type=count(1), default=1, metavar="E", help="default: 1")
+    add("--batch-size", type=count(1), default=32, metavar="B", help="default: 32")
+    add("--seed", type=count(0), default=0, metavar="S", help="for torch's generator (default: 0)")
     add("--persistent", action="store_true", help="persistent_workers=True")
     add("--no-shuffle", action="store_true", help="in the dataset's order")
     add("--drop-last", action="store_true", help="leave out a last batch that is not full")
@@ -63,9 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FRACTION_OR_N",
         help="only so many samples, drawn by the seed, as a Subset: 0.1 or 500",
     )
-    add("--world-size", type=_count(1), metavar="W", help="as one of W ranks (DistributedSampler)")
-    add("--rank", type=_count(0), metavar="R", help="which one (default: 0)")
-    add("--threads", type=_count(1), metavar="T", help="headrace's threads (default: all cores)")
+    add("--world-size", type=count(1), metavar="W", help="as one of W ranks (DistributedSampler)")
+    add("--rank", type=count(0), metavar="R", help="which one (default: 0)")
+    add("--threads", type=count(1), metavar="T", help="headrace's threads (default: all cores)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -106,56 +87,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _dataset(arguments: argparse.Namespace) -> Any:
     directory = arguments.directory
-    layout = _LAYOUT.format(directory.rstrip("/"))
-    if not os.path.isdir(directory):
-        problem = "is not a directory" if os.path.exists(directory) else "does not exist"
-        raise CommandError(f"{directory} {problem}. Name a directory: {layout}")
-    try:
-        folder = ImageFolder(directory, _TRANSFORMS[arguments.api, arguments.transform]())
-    except OSError as error:  # torchvision also uses FileNotFoundError for folders without images
-        raise CommandError(
-            f"{directory}: {str(error).rstrip('.')}. Check its permissions and layout: {layout}"
-        ) from error
+    folder = open_folder(directory, arguments.api, arguments.transform)
     if arguments.subset is None:
         return folder
     size, subset = len(folder), arguments.subset
-    count = round(subset * size) if isinstance(subset, float) else subset
-    if not 1 <= count <= size:
+    wanted = round(subset * size) if isinstance(subset, float) else subset
+    if not 1 <= wanted <= size:
         raise CommandError(
-            f"--subset {subset} means {count} of the {size} samples of {directory}. "
+            f"--subset {subset} means {wanted} of the {size} samples of {directory}. "
             f"Ask for 1 to {size}"
         )
     generator = torch.Generator().manual_seed(arguments.seed)
-    return Subset(folder, torch.randperm(size, generator=generator)[:count].tolist())
-
-
-def _train(api: Any, to_tensor: list[Any]) -> Any:
-    return api.Compose(
-        [
-            api.RandomResizedCrop(224),
-            api.RandomHorizontalFlip(),
-            *to_tensor,
-            api.Normalize(_MEAN, _STD),
-        ]
-    )
-
-
-def _eval(api: Any, to_tensor: list[Any]) -> Any:
-    return api.Compose(
-        [api.Resize(256), api.CenterCrop(224), *to_tensor, api.Normalize(_MEAN, _STD)]
-    )
-
-
-def _v2_to_tensor() -> list[Any]:
-    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-
-
-_TRANSFORMS: dict[tuple[str, str], Callable[[], Any]] = {
-    ("v1", "train"): lambda: _train(v1, [v1.ToTensor()]),
-    ("v1", "eval"): lambda: _eval(v1, [v1.ToTensor()]),
-    ("v2", "train"): lambda: _train(v2, _v2_to_tensor()),
-    ("v2", "eval"): lambda: _eval(v2, _v2_to_tensor()),
-}
+    return Subset(folder, torch.randperm(size, generator=generator)[:wanted].tolist())
 
 
 def _loader(kind: Any, dataset: Any, arguments: argparse.Namespace, **options: Any) -> Any:
@@ -468,19 +411,6 @@ def _comparable(error: Exception) -> str:
 
 
 # --- argument types -----------------------------------------------------------------------------
-
-
-def _count(minimum: int) -> Callable[[str], int]:
-    maximum = 2**31 - 1
-
-    def parse(text: str) -> int:
-        number = int(text)
-        if not minimum <= number <= maximum:
-            raise argparse.ArgumentTypeError(f"{number} is not from {minimum} to {maximum}")
-        return number
-
-    parse.__name__ = "whole number"  # argparse names it in its message
-    return parse
 
 
 def _subset(text: str) -> int | float:
