@@ -10,7 +10,8 @@ from headrace._requirements import check_requirements
 check_requirements()
 
 from headrace._core import Error, __version__  # noqa: E402
+from headrace.image_dataset import ImageDataset  # noqa: E402
 from headrace.loader import DataLoader  # noqa: E402
 from headrace.route import Explanation  # noqa: E402
 
-__all__ = ["DataLoader", "Error", "Explanation", "__version__"]
+__all__ = ["DataLoader", "Error", "Explanation", "ImageDataset", "__version__"]

@@ -162,7 +162,8 @@ class NativeIterator(_BaseDataLoaderIter):
         except Exception as error:
             note = None
             if not question.whole_batch:
-                note = (question.path, list(indices)[question.row], question.reason)
+                path = question.path or "an image in memory"
+                note = (path, list(indices)[question.row], question.reason)
             self._answers[question.batch] = self._failure(question.batch, error, note)
             failed = True
         else:

@@ -37,12 +37,15 @@ Op = dict[str, Any]
 _AS_IT_IS = Output()
 
 
-def to_json(transform: Any, output: Output = _AS_IT_IS) -> str:
+def to_json(
+    transform: Any, output: Output = _AS_IT_IS, image_size: tuple[int, int] | None = None
+) -> str:
     """The pipeline of `transform` for :class:`headrace._core.Transform`.
 
     Args:
         transform: a torchvision transform, v1 or v2, or a Compose of them.
         output: what is done to the images afterwards.
+        image_size: (width, height) of all images, where they have one; then no step need give it.
 
     Returns:
         JSON, as loader/include/headrace/transform.h describes it.
@@ -56,6 +59,8 @@ def to_json(transform: Any, output: Output = _AS_IT_IS) -> str:
         "memory_format": _MEMORY_FORMATS[output.memory_format],
         "ops": [_operation(step) for step in _flatten(transform)],
     }
+    if image_size is not None:  # a crop that crops nothing tells the core
+        recipe["ops"].insert(0, {"op": "center_crop", "size": list(image_size[::-1])})
     made = getattr(torch, _checked(recipe, transform).output[1])
     wanted = output.dtype_of(made)
     if wanted != made:

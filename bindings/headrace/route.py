@@ -8,13 +8,14 @@ import torch
 import torchvision
 from PIL import Image
 from torch.nn.modules.module import _has_any_global_hook
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import ConcatDataset, Subset, default_collate
 from torch.utils.data._utils import collate as torch_collate
-from torchvision.datasets import ImageFolder, folder
-from torchvision.datasets.folder import default_loader
+from torchvision.datasets import folder
 
-from headrace import selfcheck
+from headrace import image_dataset, selfcheck
+from headrace.output import Output
 from headrace.recipe import KNOWN_TRANSFORMS, NotNative, to_json
+from headrace.samples import LEAVES, leaves
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -25,10 +26,10 @@ _AN_IMAGE = torchvision.tv_tensors.Image(torch.zeros(1, 1, 1))
 _STANDS_FOR = [
     (owner, name, getattr(owner, name, None))
     for owner, names in [
-        (Subset, ["__getitem__", "__getitems__"]),
-        (ImageFolder, ["__getitem__", "__getitems__"]),
+        *((kind, ["__getitem__", "__getitems__"]) for kind in (Subset, ConcatDataset, *LEAVES)),
         (folder, ["pil_loader"]),
-        (Image, ["open"]),
+        (image_dataset, ["open_as_rgb"]),
+        (Image, ["open", "fromarray"]),
         (Image.Image, ["convert", "crop", "resize", "transpose"]),
         *((kind, ["__call__", "forward", "get_params", "transform"]) for kind in KNOWN_TRANSFORMS),
     ]
@@ -85,12 +86,21 @@ def decide(loader: "DataLoader[Any]") -> tuple[Explanation, str]:
 
 def _native_recipe(loader: "DataLoader[Any]") -> str:
     _check_arguments(loader)
-    dataset = image_folder_of(loader.dataset)
-    _check_folder(dataset)
+    parts = list(leaves(loader.dataset))
+    for part in parts:
+        _check_dataset(part)
     _check_collate(loader.collate_fn)
     _check_process()
-    recipe = to_json(dataset.transform, loader.output)
-    selfcheck.check(recipe, dataset.transform, loader.output)
+    recipe = ""
+    known: set[int] = set()  # many parts often share one transform
+    for part in parts:
+        if id(part.transform) in known and LEAVES[type(part)].image_size(part) is None:
+            continue
+        known.add(id(part.transform))
+        recipe_of_part = _recipe_of(part, loader.output)
+        if recipe not in ("", recipe_of_part):
+            raise NotNative(part, "it has another transform than the first of the ConcatDataset")
+        recipe = recipe_of_part
     return recipe
 
 
@@ -105,28 +115,23 @@ def _check_arguments(loader: "DataLoader[Any]") -> None:
         raise NotNative("timeout", "torch refuses it without workers")
 
 
-def image_folder_of(dataset: Any) -> ImageFolder:
-    """The ImageFolder under any number of Subsets.
-
-    Raises:
-        NotNative: something else is there.
-    """
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    if type(dataset) is not ImageFolder:
+def _check_dataset(dataset: Any) -> None:
+    kind = LEAVES.get(type(dataset))
+    if kind is None:
+        names = ", ".join(known.__name__ for known in LEAVES)
         raise NotNative(
-            dataset, "only torchvision's ImageFolder itself and Subset of it are native"
+            dataset, f"only {names} themselves, and Subset and ConcatDataset of them, are native"
         )
-    return dataset
+    kind.check(dataset)
+    if dataset.transform is None:
+        raise NotNative(dataset, "without a transform the samples are PIL images")
 
 
-def _check_folder(folder: ImageFolder) -> None:
-    if folder.loader is not default_loader:
-        raise NotNative(folder.loader, "the folder's loader is not torchvision's default_loader")
-    if folder.target_transform is not None:
-        raise NotNative(folder.target_transform, "target_transform is Python code")
-    if folder.transform is None:
-        raise NotNative(folder, "without a transform the samples are PIL images")
+def _recipe_of(dataset: Any, output: Output) -> str:
+    size = LEAVES[type(dataset)].image_size(dataset)
+    recipe = to_json(dataset.transform, output, size)
+    selfcheck.check(recipe, dataset.transform, output, size)
+    return recipe
 
 
 def _check_collate(collate_fn: object) -> None:

@@ -1,35 +1,207 @@
-"""What the engine needs to know of a dataset: paths and labels, as its own lookups give them."""
+"""What the engine needs to know of a dataset: where each picture is, and its label.
 
+A dataset is a tree: Subset and ConcatDataset over leaves. Each kind of leaf that is native has a
+:class:`Leaf` that reads it exactly as its own ``__getitem__`` would.
+"""
+
+import bisect
 import copy
-from typing import Any
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol
 
-from torch.utils.data import Subset
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+from torchvision.datasets import CIFAR10, CIFAR100, DatasetFolder, ImageFolder
+from torchvision.datasets.folder import default_loader
 
-Sample = tuple[str, int, int, bool]
+from headrace.hugging_face import HuggingFaceSamples, applies_orientation
+from headrace.image_dataset import ImageDataset
+from headrace.recipe import NotNative
+
+# (content, label, index in the leaf, upright). The content is the path of an image file; its bytes,
+# in any object with the buffer protocol; or (RGB bytes, width, height). With `upright` the picture
+# is turned as its EXIF orientation says.
+Sample = tuple[Any, Any, int, bool]
+
+
+class Leaf(Protocol):
+    """How one kind of dataset is read. `dataset` is always of exactly that type."""
+
+    def check(self, dataset: Any) -> None:
+        """Raises NotNative where its ``__getitem__`` would run code that is not known."""
+
+    def look_up(self, dataset: Any, places: list[Any]) -> list[Sample]:
+        """The samples at these places, by the lookups that ``dataset[place]`` would make.
+
+        Raises:
+            Exception: whatever those raise; TypeError for content that is not known.
+        """
+
+    def freeze(self, dataset: Any) -> None:
+        """Replaces, in a shallow copy, what a later change of the original would show in."""
+
+    def image_size(self, dataset: Any) -> tuple[int, int] | None:
+        """(width, height) where all pictures have one size, whatever it is; else None."""
+
+
+class Folder:
+    """ImageFolder and DatasetFolder: `samples` of (path, label)."""
+
+    def check(self, dataset: Any) -> None:
+        if dataset.loader is not default_loader:
+            raise NotNative(dataset.loader, "the loader is not torchvision's default_loader")
+        _check_target_transform(dataset)
+
+    def look_up(self, dataset: Any, places: list[Any]) -> list[Sample]:
+        samples = dataset.samples
+        found = []
+        for place in places:
+            path, label = samples[place]
+            if type(path) is not str and not isinstance(path, os.PathLike):
+                raise TypeError("a path must be a str or an os.PathLike")
+            found.append((path, label, int(place), False))
+        return found
+
+    def freeze(self, dataset: Any) -> None:
+        dataset.samples = _copy_of_table(dataset.samples)
+
+    def image_size(self, dataset: Any) -> tuple[int, int] | None:
+        return None
+
+
+class Cifar:
+    """CIFAR10 and CIFAR100: `data`, uint8 of shape [samples, height, width, 3], and `targets`."""
+
+    def check(self, dataset: Any) -> None:
+        data = dataset.data
+        if type(data) is not np.ndarray or data.dtype != np.uint8 or data.ndim != 4:
+            raise NotNative(dataset, "its data is not the uint8 array that torchvision makes")
+        if data.shape[3] != 3 or 0 in data.shape:
+            raise NotNative(dataset, "its data is not RGB")
+        _check_target_transform(dataset)
+
+    def look_up(self, dataset: Any, places: list[Any]) -> list[Sample]:
+        data, targets = dataset.data, dataset.targets
+        _, height, width, _ = data.shape
+        found = []
+        for place in places:
+            pixels, label = data[place], targets[place]
+            if pixels.shape != (height, width, 3):
+                raise TypeError("an index must name one picture")
+            found.append(((pixels.tobytes(), width, height), label, int(place), False))
+        return found
+
+    def freeze(self, dataset: Any) -> None:
+        dataset.data = dataset.data.copy()
+        dataset.targets = _copy_of_table(dataset.targets)
+
+    def image_size(self, dataset: Any) -> tuple[int, int] | None:
+        _, height, width, _ = dataset.data.shape
+        return width, height
+
+
+class Pictures:
+    """ImageDataset over a sequence or a Hugging Face dataset."""
+
+    def check(self, dataset: Any) -> None:
+        samples = dataset.samples
+        if type(samples) is HuggingFaceSamples:
+            problem = samples.problem()
+            if problem is not None:
+                raise NotNative(samples.dataset, problem)
+
+    def look_up(self, dataset: Any, places: list[Any]) -> list[Sample]:
+        samples = dataset.samples
+        if type(samples) is HuggingFaceSamples:
+            upright = applies_orientation()
+            return [
+                (content, label, place, upright)
+                for (content, label), place in zip(samples.look_up(places), places, strict=True)
+            ]
+        found = []
+        for place in places:
+            content, label = samples[place]
+            if type(content) not in (str, bytes) and not isinstance(content, os.PathLike):
+                raise TypeError("a picture must be a path or bytes")
+            found.append((content, label, int(place), False))
+        return found
+
+    def freeze(self, dataset: Any) -> None:
+        if type(dataset.samples) is not HuggingFaceSamples:  # those cannot change
+            dataset.samples = _copy_of_table(dataset.samples)
+
+    def image_size(self, dataset: Any) -> tuple[int, int] | None:
+        return None
+
+
+LEAVES: dict[type, Leaf] = {
+    ImageFolder: Folder(),
+    DatasetFolder: Folder(),
+    CIFAR10: Cifar(),
+    CIFAR100: Cifar(),
+    ImageDataset: Pictures(),
+}
+
+
+def _check_target_transform(dataset: Any) -> None:
+    if dataset.target_transform is not None:
+        raise NotNative(dataset.target_transform, "target_transform is Python code")
+
+
+# --- trees --------------------------------------------------------------------------------------
+
+
+def leaves(dataset: Any) -> Iterator[Any]:
+    """The datasets under any number of Subsets and ConcatDatasets."""
+    if type(dataset) is Subset:
+        yield from leaves(dataset.dataset)
+    elif type(dataset) is ConcatDataset:
+        for part in dataset.datasets:
+            yield from leaves(part)
+    else:
+        yield dataset
+
+
+def _descend(dataset: Any, place: Any) -> tuple[Any, Any]:
+    """The leaf that `dataset[place]` comes from, and its place there."""
+    while True:
+        if type(dataset) is Subset:
+            dataset, place = dataset.dataset, dataset.indices[place]
+        elif type(dataset) is ConcatDataset:  # as its __getitem__ has it
+            if place < 0:
+                if -place > len(dataset):
+                    raise ValueError("absolute value of index should not exceed dataset length")
+                place = len(dataset) + place
+            number = bisect.bisect_right(dataset.cumulative_sizes, place)
+            if number > 0:
+                place = place - dataset.cumulative_sizes[number - 1]
+            dataset = dataset.datasets[number]
+        else:
+            return dataset, place
 
 
 def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
-    """The (path, label, index) of each index, by the lookups that dataset[index] would make.
+    """The sample of each index, by the lookups that dataset[index] would make.
 
     Returns an exception where those fail: the batch is then torch's own business.
     """
-    chain = []
-    while type(dataset) is Subset:
-        chain.append(dataset.indices)
-        dataset = dataset.dataset
     try:
         if iter(indices) is indices:
             raise TypeError("its indices can be read only once")
-        result = []
-        for index in indices:
-            place = index
-            for table in chain:
-                place = table[place]
-            path, label = dataset.samples[place]
-            result.append((path, label, int(place), False))
+        found = [_descend(dataset, index) for index in indices]
+        samples: list[Any] = [None] * len(found)
+        rows_of: dict[int, list[int]] = {}
+        for row, (leaf, _) in enumerate(found):
+            rows_of.setdefault(id(leaf), []).append(row)
+        for rows in rows_of.values():
+            leaf = found[rows[0]][0]
+            looked_up = LEAVES[type(leaf)].look_up(leaf, [found[row][1] for row in rows])
+            for row, sample in zip(rows, looked_up, strict=True):
+                samples[row] = sample
     except Exception as error:
         return error
-    return result or ValueError("it has no samples")
+    return samples or ValueError("it has no samples")
 
 
 def snapshot(dataset: Any) -> Any:
@@ -38,8 +210,11 @@ def snapshot(dataset: Any) -> Any:
     if type(dataset) is Subset:
         dataset.dataset = snapshot(dataset.dataset)
         dataset.indices = _copy_of_table(dataset.indices)
+    elif type(dataset) is ConcatDataset:
+        dataset.datasets = [snapshot(part) for part in dataset.datasets]
+        dataset.cumulative_sizes = list(dataset.cumulative_sizes)
     else:
-        dataset.samples = _copy_of_table(dataset.samples)
+        LEAVES[type(dataset)].freeze(dataset)
         dataset.transform = copy.deepcopy(dataset.transform)
     return dataset
 
@@ -50,8 +225,8 @@ def _copy_of_table(table: Any) -> Any:
 
 
 def differ(before: Any, now: list[Sample] | Exception) -> bool:
-    """Whether samples are others; labels must be the very same objects, since 1 == True."""
+    """Whether samples are others. A label's type counts: 1 == True."""
     return isinstance(now, Exception) or any(
-        path != new_path or label is not new_label
-        for (path, label, *_), (new_path, new_label, *_) in zip(before, now, strict=True)
+        type(label) is not type(new_label) or label != new_label or content != new_content
+        for (content, label, *_), (new_content, new_label, *_) in zip(before, now, strict=True)
     )

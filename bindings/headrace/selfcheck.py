@@ -54,19 +54,25 @@ def random_rules() -> dict[str, Any]:
     return rules
 
 
-def check(recipe: str, transform: Callable[[Any], torch.Tensor], output: Output) -> None:
+def check(
+    recipe: str,
+    transform: Callable[[Any], torch.Tensor],
+    output: Output,
+    image_size: tuple[int, int] | None = None,
+) -> None:
     """Compares the core with the installed packages, in general and for this pipeline.
 
     Args:
         recipe: the pipeline as :func:`headrace.recipe.to_json` gives it.
         transform: the torchvision transform that it stands for.
         output: what is done to the images afterwards.
+        image_size: (width, height) of all images, where they have one.
 
     Raises:
         NotNative: something differs; the reason says what.
     """
     random_rules()
-    problem = _compare_pipeline(recipe, transform, output)
+    problem = _compare_pipeline(recipe, transform, output, image_size)
     if problem is not None:
         raise NotNative("the self-check", problem)
 
@@ -260,7 +266,10 @@ _compared: dict[str, str | None] = {}
 
 
 def _compare_pipeline(
-    recipe: str, transform: Callable[[Any], torch.Tensor], output: Output
+    recipe: str,
+    transform: Callable[[Any], torch.Tensor],
+    output: Output,
+    image_size: tuple[int, int] | None,
 ) -> str | None:
     """The user's own pipeline on an image, and all 256 values of each channel through its table."""
     if recipe not in _compared:
@@ -269,7 +278,7 @@ def _compare_pipeline(
         with _undisturbed():
             try:
                 _compared[recipe] = _compare_on(
-                    recipe, transform, output, (width + 9, height + 5)
+                    recipe, transform, output, image_size or (width + 9, height + 5)
                 ) or _compare_on(to_json(values, output), values, output, (16, 16))
             except Exception as error:
                 _compared[recipe] = f"{transform!r} fails on an image: {error!r}"

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import random
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +30,10 @@ Drive = Callable[[TorchLoader[Any]], Iterator[Any]]
 
 @dataclass
 class Raised:
-    """An exception as a caller sees it: its type, the first line of its text and the last."""
+    """An exception as a caller sees it: its type, the first line of its text and the last.
+
+    Addresses of objects, which messages may have, are left out.
+    """
 
     type: type[BaseException]
     first: str
@@ -37,7 +41,7 @@ class Raised:
 
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
-        lines = str(error).strip().splitlines() or [""]
+        lines = re.sub(" at 0x[0-9a-f]+", "", str(error)).strip().splitlines() or [""]
         return cls(type(error), lines[0], lines[-1])
 
 
