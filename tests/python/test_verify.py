@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         picture(seed + 4).save(root / "dog" / f"{seed}.jpg", quality=95, progressive=True)
     picture(8).convert("L").save(root / "cat" / "gray.jpg")
     picture(9).convert("CMYK").save(root / "dog" / "cmyk.jpg")
-    picture(10).save(root / "dog" / "other.png")
+    picture(10).save(root / "dog" / "other.webp")
     return root
 
 
