@@ -333,6 +333,8 @@ void bind_engine(py::module_& module) {
       .def_readonly("batch", &Question::batch)
       .def_readonly("row", &Question::row)
       .def_readonly("whole_batch", &Question::whole_batch)
+      .def_readonly("collate", &Question::collate,
+                    "It is about the collate function's draws for a batch of `row` rows.")
       .def_property_readonly("path",
                              [](const Question& self) { return to_python_path(self.sample.path); })
       .def_property_readonly("reason",
@@ -346,6 +348,7 @@ void bind_engine(py::module_& module) {
       .def_readonly("failed_row", &Batch::failed_row)
       .def_readonly("skipped_rows", &Batch::skipped_rows)
       .def_readonly("random_after", &Batch::random_after)
+      .def_readonly("random_before_collate", &Batch::random_before_collate)
       .def(
           "dlpack",
           [](const Batch& self) {
@@ -359,19 +362,21 @@ void bind_engine(py::module_& module) {
       .def(py::init([](const Transform& transform, const std::vector<RandomStream>& streams,
                        std::shared_ptr<BufferPool> pool, int threads, std::size_t read_budget_bytes,
                        std::size_t max_batches_in_flight, std::uint64_t pixel_limit,
-                       std::optional<RandomRules> own_streams) {
+                       std::optional<RandomRules> own_streams, bool collate_draws) {
              EngineOptions options;
              options.own_streams = own_streams;
              options.threads = threads;
              options.read_budget_bytes = read_budget_bytes;
              options.max_batches_in_flight = max_batches_in_flight;
              options.pixel_limit = pixel_limit;
+             options.collate_draws = collate_draws;
              options.pool = std::move(pool);
              return std::make_unique<EngineHandle>(options, transform, streams);
            }),
            py::arg("transform"), py::arg("streams"), py::kw_only(), py::arg("pool"),
            py::arg("threads"), py::arg("read_budget_bytes"), py::arg("max_batches_in_flight"),
-           py::arg("pixel_limit"), py::arg("own_streams") = py::none())
+           py::arg("pixel_limit"), py::arg("own_streams") = py::none(),
+           py::arg("collate_draws") = false)
       .def(
           "submit",
           [](const EngineHandle& self, std::size_t stream, const py::list& samples,

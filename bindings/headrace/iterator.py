@@ -12,16 +12,18 @@ import os
 import time
 import weakref
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from headrace import selfcheck
+from headrace import collate, selfcheck
 from headrace._core import Batch, Engine, Question, RandomStream, Transform, begin_exit
 from headrace.failure import Failure
-from headrace.samples import Sample, resolve
+from headrace.output import Output
+from headrace.samples import Sample, leaves, resolve
 from headrace.settings import ProcessSettings
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class NativeIterator(_BaseDataLoaderIter):
         self._torn = False
         self._recipe = recipe
         self._output = loader.output
+        self._mixing = collate.recognise(self._collate_fn, self._auto_collation)
         self._rules = selfcheck.random_rules()
         self._settings = ProcessSettings.current()
         # Results of opaque batches and exceptions, by batch id, from the answer to the delivery.
@@ -73,6 +76,7 @@ class NativeIterator(_BaseDataLoaderIter):
             read_budget_bytes=loader.read_budget_bytes,
             max_batches_in_flight=max_batches_in_flight,
             pixel_limit=self._settings.pixel_limit,
+            collate_draws=self._mixing is not None,
         )
         loader._last_engine = self._engine
 
@@ -90,7 +94,7 @@ class NativeIterator(_BaseDataLoaderIter):
 
     def _submit(self, stream: int, indices: Any) -> tuple[int | None, list[Sample] | Exception]:
         """Begins a batch; its id and samples, or None and why it is torch's own business."""
-        samples = resolve(self._dataset, indices)
+        samples = resolve(self._dataset, self._keys(indices))
         if isinstance(samples, list):
             try:
                 return self._engine.submit(stream, samples), samples
@@ -98,9 +102,16 @@ class NativeIterator(_BaseDataLoaderIter):
                 samples = error
         return None, samples
 
+    def _keys(self, indices: Any) -> Any:
+        """The keys of a batch: what the sampler gave, or in a list if it gives single keys."""
+        return indices if self._auto_collation else [indices]
+
     def _fetch(self, indices: Any) -> Any:
         """The batch as torch makes it."""
-        fetcher = _MapDatasetFetcher(self._dataset, True, self._collate_fn, self._drop_last)
+        collate_fn = self._collate_fn if self._mixing is None else self._mixing.collate
+        fetcher = _MapDatasetFetcher(
+            self._dataset, self._auto_collation, collate_fn, self._drop_last
+        )
         return self._output.batch(fetcher.fetch(indices))
 
     # --- waiting and asking -----------------------------------------------------------------------
@@ -148,43 +159,81 @@ class NativeIterator(_BaseDataLoaderIter):
 
     def _answer(self, question: Question) -> None:
         """Computes one sample, or an opaque batch, with torch, on the stream it would have had."""
+        if question.collate:
+            assert self._mixing is not None
+            mixing, (_, dtype, shape) = self._mixing, Transform(self._recipe).output
+            images = (question.row, *shape)
+            _, after = self._compute(
+                question, lambda: mixing.draw(images, getattr(torch, dtype)), None
+            )
+            self._engine.answer(question, b"", after)
+            return
+
         indices = self._asked(question)
-        saved = torch.get_rng_state()
-        state = saved.clone()
-        question.random.to_torch_state(state.numpy())
-        try:
-            torch.set_rng_state(state)
-            with self._settings.applied():
-                if question.whole_batch:
-                    result = self._fetch(indices)
-                else:
-                    result = self._dataset[list(indices)[question.row]]
-        except Exception as error:
-            note = None
-            if not question.whole_batch:
-                path = question.path or "an image in memory"
-                note = (path, list(indices)[question.row], question.reason)
-            self._answers[question.batch] = self._failure(question.batch, error, note)
-            failed = True
+        if question.whole_batch:
+            result, after = self._compute(question, lambda: self._fetch(indices), None)
         else:
-            failed = False
-        finally:
-            state = torch.get_rng_state()
-            torch.set_rng_state(saved)
-        after = selfcheck.stream_of(state, self._rules)
-        if failed:
+            key = list(self._keys(indices))[question.row]
+            note = (question.path or "an image in memory", key, question.reason)
+            result, after = self._compute(question, lambda: self._dataset[key], note)
+        if isinstance(result, Failure):
+            self._answers[question.batch] = result
             self._engine.fail(question, after)
         elif question.whole_batch:
             self._answers[question.batch] = result
             self._engine.answer(question, b"", after)
         else:
-            self._engine.answer(question, self._output.row(result[0]).numpy(), after)
+            row = self._engine_output().row(result[0])
+            self._engine.answer(question, row.numpy(), after)
+
+    def _compute(
+        self, question: Question, compute: Callable[[], Any], note: Any
+    ) -> tuple[Any, RandomStream]:
+        """See :meth:`_draw_from`."""
+        return self._draw_from(question.random, question.batch, compute, note)
+
+    def _draw_from(
+        self, stream: RandomStream, batch: int, compute: Callable[[], Any], note: Any = None
+    ) -> tuple[Any, RandomStream]:
+        """Calls `compute` with torch's generator put to `stream`.
+
+        Returns:
+            What it returned, or a Failure for what it raised, and where it left the stream.
+        """
+        saved = torch.get_rng_state()
+        state = saved.clone()
+        stream.to_torch_state(state.numpy())
+        try:
+            torch.set_rng_state(state)
+            with self._settings.applied():
+                result = compute()
+        except Exception as error:
+            result = self._failure(batch, error, note)
+        finally:
+            state = torch.get_rng_state()
+            torch.set_rng_state(saved)
+        return result, selfcheck.stream_of(state, self._rules)
+
+    def _engine_output(self) -> Output:
+        """What the engine itself does to the images after the transform."""
+        transform = next(leaves(self._dataset)).transform
+        return collate.output_before(self._mixing, self._auto_collation, transform, self._output)
 
     def _deliver(self, batch: Batch) -> Any:
         """What a finished batch turns into: tensors, an opaque result, or an exception to raise."""
         if batch.id in self._answers:
             return self._answers.pop(batch.id)
-        return [torch.utils.dlpack.from_dlpack(field) for field in batch.dlpack()]
+        fields = [torch.utils.dlpack.from_dlpack(field) for field in batch.dlpack()]
+        if not self._auto_collation:
+            image, label = fields
+            form = collate.sample_form(next(leaves(self._dataset)).transform)
+            return [image.squeeze_(0).as_subclass(form.type), label.item()]
+        if batch.random_before_collate is None:
+            return fields
+        mixing = self._mixing
+        assert mixing is not None
+        mixed, _ = self._draw_from(batch.random_before_collate, batch.id, lambda: mixing(fields))
+        return mixed if isinstance(mixed, Failure) else self._output.batch(mixed)
 
     @abstractmethod
     def _expected(self) -> int:

@@ -10,11 +10,11 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.distributed import DistributedSampler
 
-from headrace import selfcheck
+from headrace import collate, selfcheck
 from headrace._core import Question, RandomStream
 from headrace.failure import Failure
 from headrace.iterator import NativeIterator
-from headrace.recipe import is_random
+from headrace.recipe import NotNative, is_random
 from headrace.route import decide
 from headrace.samples import Sample, differ, resolve
 from headrace.settings import ProcessSettings
@@ -46,6 +46,7 @@ class MainProcessIterator(NativeIterator):
         self._left_at: RandomStream | None = None
         self._calm = _CALM
         self._native = True
+        self._mixing_key = None if self._mixing is None else self._mixing.key
         self._restart()
 
     def _lookahead(self, loader: "DataLoader[Any]") -> int:
@@ -54,23 +55,24 @@ class MainProcessIterator(NativeIterator):
         Only where pulling the sampler early cannot be noticed: torch's own samplers, once started,
         draw from nothing but generators of their own.
         """
-        batches = loader.batch_sampler
-        if type(batches) is not BatchSampler:
-            return 0
-        sampler = batches.sampler
+        sampler, batch_size = loader._index_sampler, 1
+        if loader._auto_collation:
+            if type(sampler) is not BatchSampler:
+                return 0
+            sampler, batch_size = sampler.sampler, sampler.batch_size  # type: ignore[attr-defined]
         quiet = type(sampler) in (SequentialSampler, DistributedSampler) or (
             type(sampler) is TorchRandomSampler and sampler.generator is None
         )
         if not quiet:
             return 0
-        return max(1, math.ceil(4 * loader._thread_count() / batches.batch_size))
+        return max(1, math.ceil(4 * loader._thread_count() / batch_size))
 
     def _restart(self) -> None:
         """A new engine for what is in flight, from the main generator's state."""
         self._moving = True
         self.close()
         state = selfcheck.stream_of(torch.get_rng_state(), self._rules)
-        self._random = is_random(self._recipe)
+        self._random = is_random(self._recipe) or self._mixing is not None
         self._answers.clear()
         self._start(self._loader, [state], self._max_ahead + 1)
         pending, self._queue = self._queue, deque()
@@ -110,14 +112,23 @@ class MainProcessIterator(NativeIterator):
         """Begins anew when what the batches in flight were begun with has changed."""
         explanation, recipe = decide(self._loader)
         settings = ProcessSettings.current()
+        mixing, native = None, explanation.native
+        if native:
+            try:
+                mixing = collate.recognise(self._collate_fn, self._auto_collation)
+            except NotNative:  # another collate_fn than the loader has now
+                native = False
+        mixing_key = None if mixing is None else mixing.key
         batch, indices, samples = self._queue[0]
         if (
-            explanation.native != self._native
+            native != self._native
             or (recipe and recipe != self._recipe)
             or settings != self._settings
-            or (batch is not None and differ(samples, resolve(self._dataset, indices)))
+            or mixing_key != self._mixing_key
+            or (batch is not None and differ(samples, resolve(self._dataset, self._keys(indices))))
         ):
-            self._native = explanation.native
+            self._native = native
+            self._mixing, self._mixing_key = mixing, mixing_key
             self._recipe = recipe or self._recipe
             self._settings = settings
             self._restart()

@@ -57,7 +57,7 @@ def to_json(
         "headrace": 1,
         "resize_passes": resize_passes(),
         "memory_format": _MEMORY_FORMATS[output.memory_format],
-        "ops": [_operation(step) for step in _flatten(transform)],
+        "ops": [_operation(step) for step in flatten(transform)],
     }
     if image_size is not None:  # a crop that crops nothing tells the core
         recipe["ops"].insert(0, {"op": "center_crop", "size": list(image_size[::-1])})
@@ -102,7 +102,7 @@ def resize_passes() -> str:
 def steps_after_geometry(transform: Any) -> list[Any]:
     """The steps of a native pipeline that treat values only: the conversion and what follows."""
     geometric = (_resize, _center_crop, _random_resized_crop, _random_horizontal_flip)
-    return [step for step in _flatten(transform) if _OPERATIONS[type(step)] not in geometric]
+    return [step for step in flatten(transform) if _OPERATIONS[type(step)] not in geometric]
 
 
 def is_random(recipe: str) -> bool:
@@ -110,16 +110,16 @@ def is_random(recipe: str) -> bool:
     return any(op["op"].startswith("random_") for op in json.loads(recipe)["ops"])
 
 
-def _flatten(transform: Any) -> Iterator[Any]:
+def flatten(transform: Any) -> Iterator[Any]:
     if type(transform) in (v1.Compose, v2.Compose):
-        _check_untouched(transform)
+        check_untouched(transform)
         for step in transform.transforms:
-            yield from _flatten(step)
+            yield from flatten(step)
     else:
         yield transform
 
 
-def _check_untouched(transform: Any) -> None:
+def check_untouched(transform: Any) -> None:
     """Hooks and replaced methods of one object change what it does without changing its type."""
     state = vars(transform)
     if state.get("_forward_hooks") or state.get("_forward_pre_hooks"):
@@ -133,7 +133,7 @@ def _operation(transform: Any) -> Op:
     convert = _OPERATIONS.get(type(transform))
     if convert is None:
         raise NotNative(transform, "headrace has no native form of this transform")
-    _check_untouched(transform)
+    check_untouched(transform)
     try:
         return convert(transform)
     except NotNative:

@@ -8,11 +8,10 @@ import torch
 import torchvision
 from PIL import Image
 from torch.nn.modules.module import _has_any_global_hook
-from torch.utils.data import ConcatDataset, Subset, default_collate
-from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import folder
 
-from headrace import image_dataset, selfcheck
+from headrace import collate, image_dataset, selfcheck
 from headrace.output import Output
 from headrace.recipe import KNOWN_TRANSFORMS, NotNative, to_json
 from headrace.samples import LEAVES, leaves
@@ -32,6 +31,7 @@ _STANDS_FOR = [
         (Image, ["open", "fromarray"]),
         (Image.Image, ["convert", "crop", "resize", "transpose"]),
         *((kind, ["__call__", "forward", "get_params", "transform"]) for kind in KNOWN_TRANSFORMS),
+        *((kind, ["__call__", "forward", "make_params", "transform"]) for kind in collate.MIXINGS),
     ]
     for name in names
 ]
@@ -89,7 +89,7 @@ def _native_recipe(loader: "DataLoader[Any]") -> str:
     parts = list(leaves(loader.dataset))
     for part in parts:
         _check_dataset(part)
-    _check_collate(loader.collate_fn)
+    mixing = collate.recognise(loader.collate_fn, loader._auto_collation)
     _check_process()
     recipe = ""
     known: set[int] = set()  # many parts often share one transform
@@ -97,16 +97,25 @@ def _native_recipe(loader: "DataLoader[Any]") -> str:
         if id(part.transform) in known and LEAVES[type(part)].image_size(part) is None:
             continue
         known.add(id(part.transform))
-        recipe_of_part = _recipe_of(part, loader.output)
+        output = collate.output_before(
+            mixing, loader._auto_collation, part.transform, loader.output
+        )
+        recipe_of_part = _recipe_of(part, output)
         if recipe not in ("", recipe_of_part):
             raise NotNative(part, "it has another transform than the first of the ConcatDataset")
         recipe = recipe_of_part
+    if mixing is not None:
+        selfcheck.check_mixing(mixing)
+    if not loader._auto_collation:
+        forms = [collate.sample_form(part.transform) for part in parts]
+        if forms.count(forms[0]) != len(forms):
+            raise NotNative(loader.dataset, "its parts return images of different forms")
     return recipe
 
 
 def _check_arguments(loader: "DataLoader[Any]") -> None:
-    if loader.batch_sampler is None:
-        raise NotNative("batch_size=None", "samples are not collated into batches")
+    if not loader._auto_collation and not loader.output.plain:
+        raise NotNative("batch_size=None", "dtype and memory_format are for batches")
     if loader.worker_init_fn is not None:
         raise NotNative(loader.worker_init_fn, "worker_init_fn may change what a worker draws")
     if loader.num_workers > 0 and not loader.prefetch_factor:
@@ -132,25 +141,6 @@ def _recipe_of(dataset: Any, output: Output) -> str:
     recipe = to_json(dataset.transform, output, size)
     selfcheck.check(recipe, dataset.transform, output, size)
     return recipe
-
-
-def _check_collate(collate_fn: object) -> None:
-    if collate_fn is not default_collate:
-        raise NotNative(collate_fn, "only default_collate is native")
-    # Users may extend or replace the functions that default_collate dispatches to, by type.
-    registry = torch_collate.default_collate_fn_map
-    expected = {
-        tuple: None,
-        torch.Tensor: torch_collate.collate_tensor_fn,
-        torchvision.tv_tensors.Image: torch_collate.collate_tensor_fn,
-        int: torch_collate.collate_int_fn,
-    }
-    for element_type, function in expected.items():
-        found = registry.get(element_type) or next(
-            (value for key, value in registry.items() if issubclass(element_type, key)), None
-        )
-        if found is not function:
-            raise NotNative(found, f"default_collate has another function for {element_type}")
 
 
 def _check_process() -> None:

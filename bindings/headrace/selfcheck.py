@@ -12,9 +12,9 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import PIL
 import PIL.features
@@ -28,6 +28,9 @@ from headrace._core import RandomStream, Transform, __version__
 from headrace.output import Output
 from headrace.recipe import NotNative, steps_after_geometry, to_json
 from headrace.settings import ProcessSettings
+
+if TYPE_CHECKING:
+    from headrace.collate import Mixing
 
 # What the probes use. Each entry is compared with torch as it stands here: a wrong constant shows
 # as a mismatch.
@@ -92,7 +95,7 @@ def forget() -> None:
 def _probe() -> tuple[dict[str, Any], str | None]:
     global _probed
     if _probed is None:
-        with _undisturbed():
+        with undisturbed():
             try:
                 _probed = _probe_all()
             except Exception as error:
@@ -101,7 +104,7 @@ def _probe() -> tuple[dict[str, Any], str | None]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """The user's settings don't disturb the check, nor does it disturb the user's generator."""
     saved = torch.get_rng_state()
     try:
@@ -275,7 +278,7 @@ def _compare_pipeline(
     if recipe not in _compared:
         width, height = Transform(recipe).output[2][:0:-1]
         values = v1.Compose([v1.Resize((16, 16)), *steps_after_geometry(transform)])
-        with _undisturbed():
+        with undisturbed():
             try:
                 _compared[recipe] = _compare_on(
                     recipe, transform, output, image_size or (width + 9, height + 5)
@@ -305,6 +308,46 @@ def _compare_on(
         if not stream.same_position(stream_of(torch.get_rng_state(), rules)):
             return f"the random stream stands elsewhere after {transform!r}"
     return None
+
+
+# --- collate functions --------------------------------------------------------------------------
+
+
+def check_mixing(mixing: "Mixing") -> None:
+    """Compares the draws that a collate function makes without data with those of real batches.
+
+    Raises:
+        NotNative: something differs; the reason says what.
+    """
+    key = mixing.key
+    if _compared_mixing is None or _compared_mixing[0] != key:
+        _compare_mixing(mixing, key)
+    assert _compared_mixing is not None
+    problem = _compared_mixing[2]
+    if problem is not None:
+        raise NotNative("the self-check", problem)
+
+
+# The latest: its key, its transform (whose id stands in the key), and what differs.
+_compared_mixing: tuple[Any, Any, str | None] | None = None
+
+
+def _compare_mixing(mixing: "Mixing", key: Any) -> None:
+    global _compared_mixing
+    problem = None
+    shape = (5, 3, 20, 30)
+    with undisturbed():
+        for seed in range(8):
+            _seed(seed)
+            with suppress(Exception):  # such as labels that are out of range
+                mixing([torch.zeros(shape), torch.zeros(shape[0], dtype=torch.int64)])
+            expected = torch.get_rng_state()
+            _seed(seed)
+            with suppress(Exception):
+                mixing.draw(shape, torch.float32)
+            if not torch.equal(torch.get_rng_state(), expected):
+                problem = f"{mixing.transform!r} draws otherwise without data"
+    _compared_mixing = key, mixing.transform, problem
 
 
 # --- memory of passed checks --------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The native iterator for num_workers > 0."""
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from torch._utils import ExceptionWrapper
@@ -25,6 +26,7 @@ class WorkerIterator(NativeIterator):
         super().__init__(loader, recipe)
         self._ahead = (loader.prefetch_factor or 0) * self._num_workers
         self._dataset = snapshot(self._dataset)
+        self._mixing = copy.deepcopy(self._mixing)
         streams = [
             RandomStream(int(self._base_seed + worker) % 2**64, **self._rules)
             for worker in range(self._num_workers)

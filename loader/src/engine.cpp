@@ -116,7 +116,9 @@ struct Engine::Impl {
       }
       return plan;
     };
-    for (const auto& random : random_streams) streams.emplace_back(random, planner);
+    for (const auto& random : random_streams) {
+      streams.emplace_back(random, planner, options.collate_draws);
+    }
     if (options.own_streams) {
       streams.emplace_back(
           [this](std::uint64_t id, std::size_t row) {
@@ -212,7 +214,8 @@ Engine::Event Engine::Impl::take_batch() {
               .fields = {},
               .failed_row = {},
               .skipped_rows = {outcome.skipped_rows.begin(), outcome.skipped_rows.end()},
-              .random_after = outcome.random_after};
+              .random_after = outcome.random_after,
+              .random_before_collate = outcome.random_before_collate};
   if (outcome.failed_row) {
     batch.failed_row = static_cast<std::int64_t>(*outcome.failed_row);
   } else if (!job->opaque) {
@@ -245,7 +248,11 @@ PlanStream& Engine::Impl::open_question(const Question& question) {
   const Job* job = find(question.batch);
   if (job != nullptr) {
     PlanStream& stream = streams[job->stream];
-    const auto open = stream.question();
+    if (question.collate) {
+      const auto open = stream.collate_question();
+      if (open && open->batch == question.batch) return stream;
+    }
+    const auto open = question.collate ? std::nullopt : stream.question();
     if (open && open->batch == question.batch &&
         open->row == static_cast<std::size_t>(question.row)) {
       return stream;
@@ -257,6 +264,7 @@ PlanStream& Engine::Impl::open_question(const Question& question) {
 
 void Engine::Impl::close(PlanStream& stream, const Question& question, PlanStream::Answer answer,
                          const RandomStream& random_after) {
+  if (question.collate) refuse("draws cannot fail: answer with where they stopped");
   stream.answered(question.batch, static_cast<std::size_t>(question.row), answer, random_after);
   ++questions;
   carry_out(stream);
@@ -483,6 +491,18 @@ Engine::Event Engine::next(std::chrono::milliseconds timeout) {
                     .reason = std::move(open->reason),
                     .random = open->random};
   }
+  for (const auto& job : impl.jobs) {
+    auto open = impl.streams[job->stream].collate_question();
+    if (!open || open->batch != job->id) continue;
+    const Sample none;
+    return Question{.batch = open->batch,
+                    .row = static_cast<std::int64_t>(open->rows),
+                    .whole_batch = false,
+                    .collate = true,
+                    .sample = none,
+                    .reason = "its collate function draws random numbers",
+                    .random = open->random};
+  }
   if (impl.front_settled()) return impl.take_batch();
   return Timeout{};
 }
@@ -493,12 +513,18 @@ void Engine::answer(const Question& question, std::span<const std::byte> image,
   PlanStream& stream = impl_->open_question(question);
   const std::size_t row = static_cast<std::size_t>(question.row);
   const bool opaque = impl_->find(question.batch)->opaque;
-  const std::size_t row_bytes = opaque ? 0 : impl_->transform.output().row_bytes();
+  const bool has_image = !opaque && !question.collate;
+  const std::size_t row_bytes = !has_image ? 0 : impl_->transform.output().row_bytes();
   if (image.size() != row_bytes) {
     refuse("an answer of " + std::to_string(image.size()) + " bytes for a row of " +
            std::to_string(row_bytes));
   }
-  if (!opaque) {
+  if (question.collate) {
+    stream.collated(question.batch, random_after);
+    impl_->carry_out(stream);
+    return;
+  }
+  if (has_image) {
     std::ranges::copy(image, impl_->ring.row(question.batch, kImageField, row).begin());
     if (label) {
       std::memcpy(impl_->ring.row(question.batch, kLabelField, row).data(), &*label, sizeof *label);

@@ -161,9 +161,9 @@ CASES: dict[str, Case] = {
         lambda make, root: make(ImageFolder(root, train()), 4, collate_fn=look_up),
         lambda loader: look_up,
     ),
-    "batch_size=None": (
-        lambda make, root: make(ImageFolder(root, train()), None, shuffle=True),
-        lambda loader: "batch_size=None",
+    "collate_fn without batches": (
+        lambda make, root: make(ImageFolder(root, train()), None, True, collate_fn=list),
+        lambda loader: list,
     ),
     "timeout without workers": (
         lambda make, root: make(ImageFolder(root, train()), timeout=3),
@@ -188,7 +188,9 @@ def test_what_is_not_native_is_named_and_runs_as_with_torch(
     assert_same_behaviour(lambda loader_type: make(loader_type, pictures), path="torch")
 
 
-@pytest.mark.parametrize("case", ["target_transform", "collate_fn that raises", "batch_size=None"])
+@pytest.mark.parametrize(
+    "case", ["target_transform", "collate_fn that raises", "collate_fn without batches"]
+)
 def test_what_is_not_native_runs_on_torchs_workers(pictures: Path, case: str) -> None:
     def build(loader_type: Any) -> Any:
         def with_workers(*args: Any, **options: Any) -> Any:

@@ -33,6 +33,9 @@ struct EngineOptions {
   /// Set: each sample has a random stream of its own, which Sample::random_key names, and the
   /// engine is given no others. Results then depend on nothing that was submitted before.
   std::optional<RandomRules> own_streams = std::nullopt;
+  /// The collate function draws random numbers after a batch's last sample: each batch brings a
+  /// Question about them.
+  bool collate_draws = false;
   /// Memory for the batches.
   std::shared_ptr<BufferPool> pool;
 };
@@ -57,15 +60,22 @@ struct Batch {
   std::vector<std::int64_t> skipped_rows;
   /// The batch's random stream after its last draw. Without meaning where samples have their own.
   RandomStream random_after;
+  /// Where the collate function's own draws begin, with EngineOptions::collate_draws.
+  std::optional<RandomStream> random_before_collate;
 };
 
 /// A sample that the engine will not judge: damaged, of another format, unreadable, or planned
 /// within the uncertainty of torch's arithmetic. Whoever drives the engine (in Python: the
 /// installed torchvision and Pillow) computes it and calls answer() or fail().
+///
+/// Or, with EngineOptions::collate_draws, what the collate function of a batch draws.
 struct Question {
   std::uint64_t batch = 0;
   std::int64_t row = 0;
   bool whole_batch = false;  ///< an opaque batch; `row` is 0 and `sample` empty
+  /// The collate function's draws for a batch of `row` rows. Its answer has no image, and `random`
+  /// is where they begin.
+  bool collate = false;
   Sample sample;
   std::string reason;
   /// The random stream just before this sample's own draws.
