@@ -11,15 +11,14 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "bind.h"
 #include "buffers.h"
-#include "dlpack.h"
 #include "headrace/buffer.h"
+#include "headrace/dlpack.h"
 #include "headrace/engine.h"
 #include "headrace/error.h"
 
@@ -31,12 +30,10 @@ using headrace::Batch;
 using headrace::Buffer;
 using headrace::BufferKeeper;
 using headrace::BufferPool;
-using headrace::Dtype;
 using headrace::Engine;
 using headrace::EngineOptions;
 using headrace::EngineStats;
 using headrace::Field;
-using headrace::MemoryFormat;
 using headrace::PinnedBuffer;
 using headrace::Question;
 using headrace::RandomRules;
@@ -225,60 +222,15 @@ py::object next_event(EngineHandle& handle, std::int64_t timeout_ms) {
   }
 }
 
-dlpack::DataType dlpack_type(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kUint8:
-      return {dlpack::kUint, 8, 1};
-    case Dtype::kFloat16:
-      return {dlpack::kFloat, 16, 1};
-    case Dtype::kBfloat16:
-      return {dlpack::kBfloat, 16, 1};
-    case Dtype::kFloat32:
-      return {dlpack::kFloat, 32, 1};
-    case Dtype::kInt64:
-      return {dlpack::kInt, 64, 1};
-  }
-  return {};
-}
-
-/// A field on its way to torch: owns the memory until torch frees the tensor, on whatever thread,
-/// perhaps when the interpreter is gone. So: no Python in here.
-struct Export {
-  dlpack::ManagedTensor managed{};
-  std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> strides;
-  Buffer memory;
-};
-
 py::capsule to_dlpack(const Field& field, std::int64_t rows) {
-  auto exported = std::make_unique<Export>();
-  exported->shape = field.spec.shape;
-  exported->shape.insert(exported->shape.begin(), rows);
-  if (field.spec.memory_format == MemoryFormat::kChannelsLast) {
-    const auto& [channels, height, width] =
-        std::tie(exported->shape[1], exported->shape[2], exported->shape[3]);
-    exported->strides = {channels * height * width, 1, width * channels, channels};
-  }
-  exported->memory = field.memory;
-  dlpack::Tensor& tensor = exported->managed.tensor;
-  tensor.data = field.memory.get();
-  tensor.device = {dlpack::kCpu, 0};
-  tensor.dimensions = static_cast<std::int32_t>(exported->shape.size());
-  tensor.dtype = dlpack_type(field.spec.dtype);
-  tensor.shape = exported->shape.data();
-  if (!exported->strides.empty()) tensor.strides = exported->strides.data();
-  exported->managed.owner = exported.get();
-  exported->managed.deleter = [](dlpack::ManagedTensor* self) {
-    delete static_cast<Export*>(self->owner);
-  };
+  dlpack::ManagedTensor* tensor =
+      dlpack::make_tensor(field.spec, rows, field.memory.get(), {dlpack::kCpu, 0}, field.memory);
   // Whoever takes the tensor renames the capsule; one that keeps its name was never taken.
-  py::capsule capsule(&exported->managed, "dltensor", [](PyObject* object) {
+  return py::capsule(tensor, "dltensor", [](PyObject* object) {
     if (PyCapsule_IsValid(object, "dltensor") == 0) return;
     auto* self = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(object, "dltensor"));
     self->deleter(self);
   });
-  (void)exported.release();
-  return capsule;
 }
 
 py::dict stats(const EngineHandle& handle) {

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Every file of the library belongs to a stage: file names without their extension.
 STAGES = {
-    "values": {"error", "field", "sample_key"},
+    "values": {"dlpack", "error", "field", "sample_key"},
     "threads": {"own_thread"},
     "random": {"random"},
     "image": {

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+
+#include "headrace/field.h"
 
 namespace headrace::dlpack {
 
@@ -11,6 +14,7 @@ struct Device {
   std::int32_t id;
 };
 inline constexpr std::int32_t kCpu = 1;
+inline constexpr std::int32_t kCuda = 2;
 
 struct DataType {
   std::uint8_t code;
@@ -37,5 +41,10 @@ struct ManagedTensor {
   void* owner;
   void (*deleter)(ManagedTensor* self);
 };
+
+/// A tensor of `rows` rows at `data`, which `memory` keeps alive until the deleter is called: on
+/// whatever thread, perhaps when Python's interpreter is gone.
+ManagedTensor* make_tensor(const FieldSpec& spec, std::int64_t rows, void* data, Device device,
+                           std::shared_ptr<void> memory);
 
 }  // namespace headrace::dlpack
