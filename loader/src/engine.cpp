@@ -25,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kImageField = 0;
 constexpr std::size_t kLabelField = 1;
+constexpr std::size_t kMirroredField = 2;  // with a split transform only
 
 std::uint64_t nanoseconds_since(Clock::time_point start) {
   return static_cast<std::uint64_t>(
@@ -35,6 +36,15 @@ std::uint64_t nanoseconds_since(Clock::time_point start) {
 constexpr unsigned kRowBits = 24;
 
 std::uint64_t make_ticket(std::uint64_t batch, std::size_t row) { return batch << kRowBits | row; }
+
+std::vector<FieldSpec> fields_of(const Transform& transform) {
+  std::vector<FieldSpec> fields = {transform.output(),
+                                   {.name = "label", .dtype = Dtype::kInt64, .shape = {}}};
+  if (transform.finish() != nullptr) {
+    fields.push_back({.name = "mirrored", .dtype = Dtype::kUint8, .shape = {}});
+  }
+  return fields;
+}
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message, {.stage = "engine"});
@@ -105,8 +115,7 @@ struct Engine::Impl {
        const std::vector<RandomStream>& random_streams, const Parts& parts)
       : options(engine_options),
         transform(std::move(engine_transform)),
-        ring({transform.output(), {.name = "label", .dtype = Dtype::kInt64, .shape = {}}},
-             options.pool, options.max_batches_in_flight),
+        ring(fields_of(transform), options.pool, options.max_batches_in_flight),
         executor(parts.make_executor()),
         reader(parts.make_reader([this](ReadResult result) { on_read(std::move(result)); })) {
     const auto planner = [this](ImageSize size, RandomStream& stream) {
@@ -154,6 +163,7 @@ struct Engine::Impl {
   void hand_in(std::uint64_t id, std::size_t row, const std::variant<ImageInfo, Doubt>& verdict,
                ReadBuffer bytes);
   void decode(std::uint64_t id, std::size_t row, Worker& worker) noexcept;
+  void set_mirrored(std::uint64_t id, std::size_t row, bool mirrored);
   void publish(std::exception_ptr error) noexcept;
 
   const EngineOptions options;
@@ -386,13 +396,14 @@ void Engine::Impl::decode(std::uint64_t id, std::size_t index, Worker& worker) n
     lock.unlock();
 
     std::optional<std::string> doubt;
+    bool mirrored = false;
     try {
       const auto start = Clock::now();
       const auto file = row.sample.memory ? row.sample.memory.bytes() : bytes.bytes();
       worker.decoder.decode(file, image, plan.source, worker.image);
       decode_counter.add(worker.image.pixels.size(), start);
       const auto decoded = Clock::now();
-      transform.run(worker.image, plan, worker.scratch, destination);
+      mirrored = transform.run(worker.image, plan, worker.scratch, destination);
       transform_counter.add(destination.size(), decoded);
     } catch (const std::exception& error) {
       doubt = error.what();  // damage, or no memory: either way the oracle's verdict counts
@@ -400,11 +411,17 @@ void Engine::Impl::decode(std::uint64_t id, std::size_t index, Worker& worker) n
     bytes = {};
 
     lock.lock();
+    set_mirrored(id, index, mirrored);
     stream.decoded(id, index, std::move(doubt));
     carry_out(stream);
   } catch (...) {
     publish(std::current_exception());
   }
+}
+
+void Engine::Impl::set_mirrored(std::uint64_t id, std::size_t index, bool mirrored) {
+  if (transform.finish() == nullptr) return;
+  ring.row(id, kMirroredField, index)[0] = std::byte{mirrored};
 }
 
 void Engine::Impl::publish(std::exception_ptr error) noexcept {
@@ -514,7 +531,9 @@ void Engine::answer(const Question& question, std::span<const std::byte> image,
   const std::size_t row = static_cast<std::size_t>(question.row);
   const bool opaque = impl_->find(question.batch)->opaque;
   const bool has_image = !opaque && !question.collate;
-  const std::size_t row_bytes = !has_image ? 0 : impl_->transform.output().row_bytes();
+  const PixelFinish* finish = impl_->transform.finish();
+  const FieldSpec& whole = finish != nullptr ? finish->output : impl_->transform.output();
+  const std::size_t row_bytes = !has_image ? 0 : whole.row_bytes();
   if (image.size() != row_bytes) {
     refuse("an answer of " + std::to_string(image.size()) + " bytes for a row of " +
            std::to_string(row_bytes));
@@ -525,7 +544,13 @@ void Engine::answer(const Question& question, std::span<const std::byte> image,
     return;
   }
   if (has_image) {
-    std::ranges::copy(image, impl_->ring.row(question.batch, kImageField, row).begin());
+    const auto destination = impl_->ring.row(question.batch, kImageField, row);
+    if (finish != nullptr) {
+      impl_->transform.unfinish(image, destination);
+      impl_->set_mirrored(question.batch, row, false);
+    } else {
+      std::ranges::copy(image, destination.begin());
+    }
     if (label) {
       std::memcpy(impl_->ring.row(question.batch, kLabelField, row).data(), &*label, sizeof *label);
     }

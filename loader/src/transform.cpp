@@ -255,7 +255,7 @@ std::string Transform::to_json() const { return write_recipe(impl_->recipe); }
 
 const FieldSpec& Transform::output() const noexcept { return impl_->output; }
 
-void Transform::run(const RgbImage& image, const Plan& plan, TransformScratch& scratch,
+bool Transform::run(const RgbImage& image, const Plan& plan, TransformScratch& scratch,
                     std::span<std::byte> dst) const {
   if (image.size != plan.source.size()) {
     throw Error(ErrorCode::kInvalidArgument, "the image is not what the plan asks for",
@@ -270,19 +270,24 @@ void Transform::run(const RgbImage& image, const Plan& plan, TransformScratch& s
     throw Error(ErrorCode::kInvalidArgument, "the plan or the destination is another transform's",
                 {.stage = "transform"});
   }
+  const bool mirror_later = canvas.mirrored() && impl_->finish.has_value();
   const auto write = [&]<typename T>(const ValueTable<T>& values) {
-    const FieldWriter<T> writer(values, output.memory_format, size, canvas.mirrored(),
+    const FieldWriter<T> writer(values, output.memory_format, size,
+                                canvas.mirrored() && !mirror_later,
                                 reinterpret_cast<T*>(dst.data()));
     canvas.finish([&writer](int y, const std::uint8_t* row) { writer.write(y, row); });
   };
   switch (dtype_bytes(output.dtype)) {
     case 1:
-      return write(impl_->values_8);
+      write(impl_->values_8);
+      break;
     case 2:
-      return write(impl_->values_16);
+      write(impl_->values_16);
+      break;
     default:
-      return write(impl_->values_32);
+      write(impl_->values_32);
   }
+  return mirror_later;
 }
 
 void Transform::apply(std::span<const std::byte> file, RandomStream& random,

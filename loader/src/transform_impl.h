@@ -89,6 +89,8 @@ struct Pipeline {
   ValueTable<std::uint8_t> values_8{};
   ValueTable<std::uint16_t> values_16{};
   ValueTable<std::uint32_t> values_32{};
+  // Of a split transform; flips at the end are then left to it.
+  std::optional<PixelFinish> finish;
 };
 struct Transform::Impl : Pipeline {};
 

@@ -39,6 +39,7 @@ STAGES = {
         "transform_impl",
         "transform_json",
         "transform_plan",
+        "transform_split",
     },
     "buffer_pool": {"buffer", "buffer_pool"},
     "source": {"source"},
@@ -47,6 +48,7 @@ STAGES = {
     "slot_ring": {"slot_ring"},
     "executor": {"executor", "tbb_executor", "thread_executor"},
     "engine": {"engine", "engine_parts"},
+    "device": {"device_finish"},
 }
 
 # What every stage may include.

@@ -50,7 +50,8 @@ struct Field {
 struct Batch {
   std::uint64_t id = 0;
   std::int64_t rows = 0;  ///< without those that were skipped
-  /// The transform's field, then "label" (int64). None when a row failed or the batch is opaque.
+  /// The transform's field, then "label" (int64); after a split transform also "mirrored" (uint8),
+  /// not 0 where the row is still to be. None when a row failed or the batch is opaque.
   std::vector<Field> fields;
   /// The row that the oracle gave up (see Engine::fail): the batch has no data. Lower rows were
   /// fine, higher ones were not looked at.
@@ -143,7 +144,8 @@ class Engine {
   Event next(std::chrono::milliseconds timeout);
 
   /// The sample of the open question is this.
-  /// @param image         the finished field, exactly one row's bytes; empty for an opaque batch.
+  /// @param image         the finished field, exactly one row's bytes; of a split transform the
+  ///                      whole one's; empty for an opaque batch.
   /// @param random_after  the stream after the sample's draws.
   /// @param label         in place of the submitted sample's, when another sample replaces it.
   void answer(const Question& question, std::span<const std::byte> image,

@@ -51,6 +51,15 @@ struct TransformScratch {
   std::vector<std::uint8_t> intermediate;
 };
 
+/// What is left to do after a split transform: each value of each channel becomes another, and rows
+/// that are marked are mirrored. It needs no arithmetic, so a GPU does it without rounding anew.
+struct PixelFinish {
+  /// What comes out: the field of the whole transform.
+  FieldSpec output;
+  /// Bit patterns of output.dtype, shape [3, 256].
+  std::vector<std::byte> table;
+};
+
 /// A pipeline of torchvision's operations. Immutable; one instance serves all threads.
 ///
 /// JSON form: `{"headrace": 1, "ops": [{"op": "random_resized_crop", "size": [224, 224]}, ...]}`.
@@ -96,8 +105,9 @@ class Transform {
   /// Applies `plan` to decoded pixels and writes the finished field.
   /// @param image    the decoded pixels of plan.source; not part of `scratch`.
   /// @param dst      output().row_bytes() bytes, aligned for its dtype, fully overwritten.
+  /// @returns whether the field is still to be mirrored; only ever after a split.
   /// @throws Error{kInvalidArgument}: a plan or a `dst` that does not belong to this transform.
-  void run(const RgbImage& image, const Plan& plan, TransformScratch& scratch,
+  bool run(const RgbImage& image, const Plan& plan, TransformScratch& scratch,
            std::span<std::byte> dst) const;
 
   /// All in one, for a single image (a serving program): inspect, plan, decode, run.
@@ -105,6 +115,18 @@ class Transform {
   /// @throws Error{kDoubtfulData}: only Pillow and torchvision may judge this image. `random` is
   /// then where it was before.
   void apply(std::span<const std::byte> file, RandomStream& random, std::span<std::byte> dst) const;
+
+  /// The part that makes pixels: "image", uint8, channels_last; a flip that comes last is left to
+  /// finish(). It has the plans of the whole, and its to_json().
+  /// @throws Error{kInvalidArgument}: the output is uint8 already, so that nothing would be saved.
+  Transform split() const;
+  /// What is left to do; null unless this came from split().
+  const PixelFinish* finish() const noexcept;
+  /// Takes back finish(): the pixels of a field that the whole transform made.
+  /// @param finished  finish()->output.row_bytes() bytes.
+  /// @param pixels    output().row_bytes() bytes, not to be mirrored.
+  /// @throws Error{kInvalidArgument}: a value that no pixel becomes, or the wrong sizes.
+  void unfinish(std::span<const std::byte> finished, std::span<std::byte> pixels) const;
 
  private:
   struct Impl;
