@@ -27,7 +27,6 @@ namespace py = pybind11;
 namespace {
 
 using headrace::Batch;
-using headrace::Buffer;
 using headrace::BufferKeeper;
 using headrace::BufferPool;
 using headrace::Engine;

@@ -17,6 +17,8 @@ const char* code_name(headrace::ErrorCode code) {
       return "doubtful_data";
     case headrace::ErrorCode::kStopped:
       return "stopped";
+    case headrace::ErrorCode::kDeviceFailed:
+      return "device_failed";
   }
   return "";  // not reached: the switch is complete
 }

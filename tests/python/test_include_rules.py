@@ -48,7 +48,18 @@ STAGES = {
     "slot_ring": {"slot_ring"},
     "executor": {"executor", "tbb_executor", "thread_executor"},
     "engine": {"engine", "engine_parts"},
-    "device": {"device_finish"},
+    "device": {
+        "cuda_abi",
+        "cuda_driver",
+        "device",
+        "device_copier",
+        "device_dlpack",
+        "device_events",
+        "device_finish",
+        "device_kernel",
+        "device_memory",
+        "nvtx",
+    },
 }
 
 # What every stage may include.
@@ -61,6 +72,7 @@ MAY_USE = {
     "reader": {"buffer_pool", "source"},
     "plan_stream": {"image", "random", "transform"},
     "slot_ring": {"buffer_pool"},
+    "device": {"buffer_pool", "engine", "transform"},
 }
 
 # Which files of the library may include a foreign library's headers.
@@ -71,11 +83,12 @@ OWNERS = {
     r"(oneapi/)?tbb/.*": r"tbb_executor\.cpp",
     r"nlohmann/.*": r"transform_json\.cpp",
     r"liburing\.h": r"uring_ring\.cpp",
+    r"device_kernel_image\.inc": r"device_kernel\.cpp",  # made by the build
     r"cuda.*": r"device_\w+\.(cpp|cu|h)",
     r"(immintrin|arm_neon)\.h": r"resample_(x86\.h|neon\.cpp)",
 }
 
-POSIX = r"(sys/\w+|dirent|fcntl|poll|pthread|sched|signal|unistd)\.h"
+POSIX = r"(sys/\w+|dirent|dlfcn|fcntl|poll|pthread|sched|signal|unistd)\.h"
 STANDARD = r"[a-z_]+"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:<([^>]+)>|"([^"]+)")', re.MULTILINE)

@@ -13,6 +13,7 @@ enum class ErrorCode {
   kReadFailed,       ///< open, stat or read failed; `system_errno` says why
   kDoubtfulData,     ///< bytes that only Pillow may judge: damaged, or outside what is decoded here
   kStopped,          ///< the engine was stopped while the call waited
+  kDeviceFailed,     ///< the CUDA driver is missing, or a call of it failed
 };
 
 /// Where an error happened. Stages throw with what they know; the engine fills in the rest once.
