@@ -55,14 +55,14 @@ struct Batch {
   std::vector<Field> fields;
   /// The row that the oracle gave up (see Engine::fail): the batch has no data. Lower rows were
   /// fine, higher ones were not looked at.
-  std::optional<std::int64_t> failed_row;
+  std::optional<std::int64_t> failed_row = {};
   /// The rows that the oracle left out (see Engine::skip), as they were submitted; those behind
   /// them have moved up.
-  std::vector<std::int64_t> skipped_rows;
+  std::vector<std::int64_t> skipped_rows = {};
   /// The batch's random stream after its last draw. Without meaning where samples have their own.
   RandomStream random_after;
   /// Where the collate function's own draws begin, with EngineOptions::collate_draws.
-  std::optional<RandomStream> random_before_collate;
+  std::optional<RandomStream> random_before_collate = {};
 };
 
 /// A sample that the engine will not judge: damaged, of another format, unreadable, or planned
