@@ -1,5 +1,6 @@
 #include "bind.h"
 #include "headrace/error.h"
+#include "headrace/version.h"
 
 namespace py = pybind11;
 
@@ -19,6 +20,8 @@ const char* code_name(headrace::ErrorCode code) {
       return "stopped";
     case headrace::ErrorCode::kDeviceFailed:
       return "device_failed";
+    case headrace::ErrorCode::kMemoryCap:
+      return "memory_cap";
   }
   return "";  // not reached: the switch is complete
 }
@@ -66,7 +69,7 @@ Attributes:
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "headrace's C++ core. Private: the package headrace is the interface.";
-  module.attr("__version__") = HEADRACE_VERSION;
+  module.attr("__version__") = headrace::version();
   register_error(module);
   bind_source(module);
   bind_image(module);

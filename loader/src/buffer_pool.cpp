@@ -154,6 +154,16 @@ Buffer BufferPool::acquire(std::size_t bytes) {
                 Shared::Release{shared_, shared.allocator, shared.process, block.bytes});
 }
 
+void BufferPool::trim() {
+  std::vector<Block> idle;
+  idle.reserve(shared_->max_idle);  // it takes the place of the other: giving back must not throw
+  {
+    const auto lock = shared_->lock();
+    idle.swap(shared_->idle);
+  }
+  for (const Block& block : idle) shared_->allocator->deallocate(block.memory, block.bytes);
+}
+
 BufferPool::Stats BufferPool::stats() const {
   const auto lock = shared_->lock();
   Stats stats;

@@ -122,6 +122,19 @@ TEST_CASE("pool without idle blocks gives everything back at once", "[buffer_poo
   CHECK(allocator->blocks == 0);
 }
 
+TEST_CASE("pool trims its idle blocks and works on", "[buffer_pool]") {
+  const auto allocator = std::make_shared<CountingAllocator>();
+  BufferPool pool(allocator, 4);
+  const Buffer live = pool.acquire(kPage);
+  pool.acquire(3 * kPage).reset();
+  REQUIRE(pool.stats().idle_blocks == 1);
+  pool.trim();
+  CHECK(pool.stats().idle_blocks == 0);
+  CHECK(allocator->blocks == 1);
+  pool.acquire(kPage).reset();
+  CHECK(pool.stats().idle_blocks == 1);
+}
+
 TEST_CASE("pool's idle blocks go with it, live ones when they are released", "[buffer_pool]") {
   const auto allocator = std::make_shared<CountingAllocator>();
   Buffer held;

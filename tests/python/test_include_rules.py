@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Every file of the library belongs to a stage: file names without their extension.
 STAGES = {
-    "values": {"dlpack", "error", "field", "sample_key"},
+    "values": {"api", "dlpack", "error", "field", "sample_key", "version"},
     "threads": {"own_thread"},
     "random": {"random"},
     "image": {
@@ -43,6 +43,7 @@ STAGES = {
     },
     "buffer_pool": {"buffer", "buffer_pool"},
     "source": {"source"},
+    "order": {"order"},
     "reader": {"file_system", "pread_reader", "read_queue", "reader", "uring_reader", "uring_ring"},
     "plan_stream": {"plan_stream"},
     "slot_ring": {"slot_ring"},
@@ -60,6 +61,7 @@ STAGES = {
         "device_memory",
         "nvtx",
     },
+    "loader": {"loader"},
 }
 
 # What every stage may include.
@@ -73,6 +75,7 @@ MAY_USE = {
     "plan_stream": {"image", "random", "transform"},
     "slot_ring": {"buffer_pool"},
     "device": {"buffer_pool", "engine", "transform"},
+    "loader": {"buffer_pool", "engine", "order", "random", "source", "transform"},
 }
 
 # Which files of the library may include a foreign library's headers.
@@ -151,6 +154,15 @@ def violations(root: Path) -> list[str]:
 
 def test_every_file_includes_only_what_its_place_allows() -> None:
     assert violations(ROOT) == []
+
+
+def test_public_headers_export_what_they_declare() -> None:
+    """Else it is hidden in the shared library."""
+    for header in sorted((ROOT / "loader" / "include" / "headrace").glob("*.h")):
+        spaces = re.findall(r"^namespace .*\bheadrace\b.*{", header.read_text(), re.MULTILINE)
+        assert set(spaces) <= {"namespace HEADRACE_API headrace {"}, (
+            f"{header.name}: write namespace HEADRACE_API headrace {{ and include headrace/api.h"
+        )
 
 
 @pytest.mark.parametrize(

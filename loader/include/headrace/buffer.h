@@ -5,7 +5,9 @@
 #include <memory>
 #include <span>
 
-namespace headrace {
+#include "headrace/api.h"
+
+namespace HEADRACE_API headrace {
 
 /// A source of raw memory: plain, pinned, another library's. Must be callable from any thread.
 class Allocator {
@@ -32,6 +34,9 @@ class BufferPool {
 
   /// A block of at least `bytes` bytes with unspecified contents.
   Buffer acquire(std::size_t bytes);
+
+  /// Gives the idle blocks back to the allocator.
+  void trim();
 
   struct Stats {
     std::size_t idle_blocks = 0;

@@ -12,13 +12,14 @@
 #include <unordered_set>
 #include <vector>
 
+#include "headrace/api.h"
 #include "headrace/buffer.h"
 #include "headrace/dlpack.h"
 #include "headrace/engine.h"
 #include "headrace/field.h"
 #include "headrace/transform.h"
 
-namespace headrace {
+namespace HEADRACE_API headrace {
 
 /// A cudaStream_t or CUstream as a number; 0 is the default stream.
 using StreamHandle = std::uintptr_t;

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <memory>
 
+#include "headrace/api.h"
 #include "headrace/field.h"
 
-namespace headrace::dlpack {
+namespace HEADRACE_API headrace {
+namespace dlpack {
 
 struct Device {
   std::int32_t type;
@@ -47,4 +49,5 @@ struct ManagedTensor {
 ManagedTensor* make_tensor(const FieldSpec& spec, std::int64_t rows, void* data, Device device,
                            std::shared_ptr<void> memory);
 
-}  // namespace headrace::dlpack
+}  // namespace dlpack
+}  // namespace headrace

@@ -8,16 +8,18 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
+#include "headrace/api.h"
 #include "headrace/buffer.h"
 #include "headrace/field.h"
 #include "headrace/random.h"
 #include "headrace/source.h"
 #include "headrace/transform.h"
 
-namespace headrace {
+namespace HEADRACE_API headrace {
 
 struct EngineOptions {
   /// Decoding and transforming threads, at least 1.
@@ -63,6 +65,21 @@ struct Batch {
   RandomStream random_after;
   /// Where the collate function's own draws begin, with EngineOptions::collate_draws.
   std::optional<RandomStream> random_before_collate = {};
+
+  /// @throws Error{kInvalidArgument}: no field of this name.
+  const Field& field(std::string_view name) const;
+
+  /// The numbers of one field, row by row: batch.values<float>("image"). Of float16 and bfloat16
+  /// the bits, as std::uint16_t. Valid while the field's Buffer is held.
+  /// @throws Error{kInvalidArgument}: no field of this name, or its numbers have another size.
+  template <typename T>
+  std::span<T> values(std::string_view name) const {
+    const std::span<std::byte> bytes = bytes_of(name, sizeof(T));
+    return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
+  }
+
+ private:
+  std::span<std::byte> bytes_of(std::string_view name, std::size_t number_bytes) const;
 };
 
 /// A sample that the engine will not judge: damaged, of another format, unreadable, or planned

@@ -5,7 +5,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace headrace {
+#include "headrace/api.h"
+
+namespace HEADRACE_API headrace {
 
 enum class ErrorCode {
   kInvalidArgument,  ///< the caller's mistake: an option, a shape, an unknown operation
@@ -14,11 +16,12 @@ enum class ErrorCode {
   kDoubtfulData,     ///< bytes that only Pillow may judge: damaged, or outside what is decoded here
   kStopped,          ///< the engine was stopped while the call waited
   kDeviceFailed,     ///< the CUDA driver is missing, or a call of it failed
+  kMemoryCap,        ///< LoaderOptions::memory_cap_bytes is used up
 };
 
 /// Where an error happened. Stages throw with what they know; the engine fills in the rest once.
 struct ErrorContext {
-  std::string stage;               ///< "source", "read", "decode", "transform", "engine"
+  std::string stage;               ///< "source", "read", "decode", "transform", "engine", ...
   std::string path = {};           ///< the file, empty if none is concerned
   std::int64_t sample_index = -1;  ///< index in the dataset, -1 if none is concerned
   int system_errno = 0;            ///< errno of the failed call, 0 if none failed

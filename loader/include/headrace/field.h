@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
-namespace headrace {
+#include "headrace/api.h"
+
+namespace HEADRACE_API headrace {
 
 enum class Dtype { kUint8, kFloat16, kBfloat16, kFloat32, kInt64 };
 

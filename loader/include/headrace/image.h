@@ -10,7 +10,9 @@
 #include <variant>
 #include <vector>
 
-namespace headrace {
+#include "headrace/api.h"
+
+namespace HEADRACE_API headrace {
 
 struct ImageSize {
   int width = 0;

@@ -8,9 +8,10 @@
 #include <span>
 #include <variant>
 
+#include "headrace/api.h"
 #include "headrace/image.h"
 
-namespace headrace {
+namespace HEADRACE_API headrace {
 
 /// Reads the structure of a whole JPEG file, every marker up to the end of the image, without
 /// decoding. Gives the size, or a doubt about anything that Pillow might refuse or read otherwise

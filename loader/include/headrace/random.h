@@ -6,9 +6,10 @@
 #include <cstdint>
 #include <span>
 
+#include "headrace/api.h"
 #include "headrace/sample_key.h"
 
-namespace headrace {
+namespace HEADRACE_API headrace {
 
 /// Arithmetic of the installed torch that differs between builds and processors. It is measured by
 /// the self-check, never assumed.

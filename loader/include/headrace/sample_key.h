@@ -3,7 +3,9 @@
 
 #include <cstdint>
 
-namespace headrace {
+#include "headrace/api.h"
+
+namespace HEADRACE_API headrace {
 
 /// Names a sample's own random stream, which depends on nothing else.
 struct SampleKey {

@@ -8,9 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "headrace/api.h"
 #include "headrace/sample_key.h"
 
-namespace headrace {
+namespace HEADRACE_API headrace {
 
 /// What is in memory already: shared, so that it lives as long as anybody needs it. The last owner
 /// may let go of it on any thread.

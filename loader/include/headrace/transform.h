@@ -8,11 +8,12 @@
 #include <string_view>
 #include <vector>
 
+#include "headrace/api.h"
 #include "headrace/field.h"
 #include "headrace/image.h"
 #include "headrace/random.h"
 
-namespace headrace {
+namespace HEADRACE_API headrace {
 
 enum class Filter { kNearest, kBilinear, kBicubic };
 
