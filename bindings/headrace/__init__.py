@@ -5,15 +5,23 @@ Change one import::
     from headrace import DataLoader
 """
 
-from headrace._requirements import check_requirements
+import sys
 
-check_requirements()
+from headrace._requirements import check_requirements, is_command
 
-from headrace._core import Error, __version__  # noqa: E402
-from headrace.image_dataset import ImageDataset  # noqa: E402
-from headrace.loader import DataLoader  # noqa: E402
-from headrace.route import Explanation  # noqa: E402
-from headrace.serving import transform_to_json  # noqa: E402
+try:
+    check_requirements()
+except ImportError as error:
+    if not is_command():
+        raise
+    print(f"headrace: {error}", file=sys.stderr)
+    sys.exit(2)
+
+from headrace._core import Error, __version__
+from headrace.image_dataset import ImageDataset
+from headrace.loader import DataLoader
+from headrace.route import Explanation
+from headrace.serving import transform_to_json
 
 __all__ = [
     "DataLoader",

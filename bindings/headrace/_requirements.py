@@ -1,7 +1,9 @@
 """What must be installed beside headrace, said clearly when it is not."""
 
 import importlib
+import os
 import re
+import sys
 
 # The oldest releases whose DataLoader has every argument that headrace passes on (in_order).
 MINIMUM = {"torch": (2, 6), "torchvision": (0, 21)}
@@ -28,6 +30,13 @@ def check_requirements() -> None:
             "this Python. Build it with: pip install --force-reinstall headrace; from its sources: "
             "pip install ."
         ) from error
+
+
+def is_command() -> bool:
+    """Whether this process is the command `headrace`, or `python -m headrace`."""
+    if sys.argv[:1] == ["-m"]:  # so it is while Python looks for the module
+        return "-m headrace " in " ".join([*sys.orig_argv, ""])
+    return os.path.basename(sys.argv[0] if sys.argv else "") == "headrace"
 
 
 def _text(package: str) -> str:

@@ -25,6 +25,7 @@ from headrace.failure import Failure
 from headrace.output import Output
 from headrace.samples import Sample, leaves, resolve
 from headrace.settings import ProcessSettings
+from headrace.worker_init import BegunByTorch
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -48,8 +49,13 @@ class NativeIterator(_BaseDataLoaderIter):
 
     _engine: Engine  # from _start() on
 
-    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
-        super().__init__(loader)
+    def __init__(
+        self, loader: "DataLoader[Any]", recipe: str, begun: BegunByTorch | None = None
+    ) -> None:
+        if begun is None:
+            super().__init__(loader)
+        else:
+            vars(self).update(begun.base_state())
         self._process = os.getpid()
         # Between a batch's leaving one place and its being in the next.
         self._moving = False

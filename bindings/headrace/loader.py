@@ -13,6 +13,7 @@ from headrace.main_iterator import MainProcessIterator
 from headrace.output import Output
 from headrace.route import Explanation, decide
 from headrace.torch_iterator import converting_iterator
+from headrace.worker_init import BegunByTorch
 from headrace.worker_iterator import WorkerIterator
 
 T_co = TypeVar("T_co", covariant=True)
@@ -70,6 +71,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         read_budget_bytes: int = 64 << 20,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
+        **newer: Any,
     ) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, or None for all cores; got {threads}")
@@ -81,6 +83,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.memory_format = memory_format
         self.output  # noqa: B018  refuses bad values
         self._pool: tuple[int, BufferPool] | None = None
+        # Arguments of a torch that is newer than headrace; torch itself refuses what it has not.
+        self._newer_arguments = newer
+        # A worker_init_fn that was tried, and why it keeps torch's workers.
+        self._refused_init: tuple[Any, str] = (None, "")
         self._last_engine: Engine | None = None  # not the iterator: that lives as its user wants
         super().__init__(
             dataset,
@@ -100,6 +106,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
+            **newer,
         )
 
     def explain(self) -> Explanation:
@@ -135,8 +142,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         explanation, recipe = decide(self)
         if not explanation.native:
             return super()._get_iterator() if self.output.plain else converting_iterator(self)
-        kind = WorkerIterator if self.num_workers > 0 else MainProcessIterator
-        return kind(self, recipe)
+        if self.num_workers == 0:
+            return MainProcessIterator(self, recipe)
+        if self.worker_init_fn is None:
+            return WorkerIterator(self, recipe)
+        self.check_worker_number_rationality()
+        begun = BegunByTorch(self)
+        if begun.refusal is not None:
+            self._refused_init = self.worker_init_fn, begun.refusal
+            return begun
+        return WorkerIterator(self, recipe, begun)
 
     @property
     def output(self) -> Output:

@@ -1,5 +1,6 @@
 """Which path a loader takes, and why."""
 
+import inspect
 import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from headrace import collate, image_dataset, selfcheck
 from headrace.output import Output
 from headrace.recipe import KNOWN_TRANSFORMS, NotNative, to_json
 from headrace.samples import LEAVES, leaves
+from headrace.settings import ProcessSettings
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -81,7 +83,10 @@ def decide(loader: "DataLoader[Any]") -> tuple[Explanation, str]:
         recipe = _native_recipe(loader)
     except NotNative as refusal:
         return Explanation("torch", refusal.reason, refusal.culprit), ""
-    return Explanation("native", "dataset, transforms and collate are known to headrace"), recipe
+    reason = "dataset, transforms and collate are known to headrace"
+    if loader.num_workers > 0 and loader.worker_init_fn is not None:
+        reason += ", as long as worker_init_fn only seeds"
+    return Explanation("native", reason), recipe
 
 
 def _native_recipe(loader: "DataLoader[Any]") -> str:
@@ -90,7 +95,7 @@ def _native_recipe(loader: "DataLoader[Any]") -> str:
     for part in parts:
         _check_dataset(part)
     mixing = collate.recognise(loader.collate_fn, loader._auto_collation)
-    _check_process()
+    check_process()
     recipe = ""
     known: set[int] = set()  # many parts often share one transform
     for part in parts:
@@ -116,12 +121,28 @@ def _native_recipe(loader: "DataLoader[Any]") -> str:
 def _check_arguments(loader: "DataLoader[Any]") -> None:
     if not loader._auto_collation and not loader.output.plain:
         raise NotNative("batch_size=None", "dtype and memory_format are for batches")
-    if loader.worker_init_fn is not None:
-        raise NotNative(loader.worker_init_fn, "worker_init_fn may change what a worker draws")
+    for name, value in loader._newer_arguments.items():
+        if value is not _default_of(name):
+            raise NotNative(f"{name}={value!r}", "headrace does not know this argument of torch's")
+    refused, reason = loader._refused_init
+    if refused is not None and refused is loader.worker_init_fn and loader.num_workers > 0:
+        raise NotNative(refused, f"a worker_init_fn that only seeds is native; {reason}")
+    if loader.num_workers > 0 and not _forks(loader) and not ProcessSettings.current().as_new:
+        raise NotNative("settings of Pillow", "processes that are not forked have others")
     if loader.num_workers > 0 and not loader.prefetch_factor:
         raise NotNative("prefetch_factor=0", "torch refuses it at iteration")
     if loader.num_workers == 0 and loader.timeout:
         raise NotNative("timeout", "torch refuses it without workers")
+
+
+def _default_of(argument: str) -> Any:
+    parameters = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+    return parameters[argument].default if argument in parameters else inspect.Parameter.empty
+
+
+def _forks(loader: "DataLoader[Any]") -> bool:
+    context = loader.multiprocessing_context or torch.multiprocessing
+    return bool(context.get_start_method() == "fork")
 
 
 def _check_dataset(dataset: Any) -> None:
@@ -143,7 +164,8 @@ def _recipe_of(dataset: Any, output: Output) -> str:
     return recipe
 
 
-def _check_process() -> None:
+def check_process() -> None:
+    """Raises NotNative where the process is set up otherwise than headrace takes for granted."""
     for owner, name, original in _STANDS_FOR:
         if getattr(owner, name, None) is not original:
             raise NotNative(getattr(owner, name), f"it replaces {name} of {owner}")

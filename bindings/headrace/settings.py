@@ -33,6 +33,11 @@ class ProcessSettings:
             return no_limit
         return max(0, int(min(self.max_image_pixels, no_limit)))
 
+    @property
+    def as_new(self) -> bool:
+        """Whether a new process would have them."""
+        return self == ProcessSettings(False, 1024**3 // 4 // 3)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Gives the process these settings meanwhile, and torch's own default dtype and device."""

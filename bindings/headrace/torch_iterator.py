@@ -29,7 +29,8 @@ class _Converting:
 class _ConvertingMainProcessIterator(_Converting, _SingleProcessDataLoaderIter): ...
 
 
-class _ConvertingWorkerIterator(_Converting, _MultiProcessingDataLoaderIter): ...
+class ConvertingWorkerIterator(_Converting, _MultiProcessingDataLoaderIter):
+    """torch's iterator for num_workers > 0."""
 
 
 def converting_iterator(loader: "DataLoader[Any]") -> Any:
@@ -37,4 +38,4 @@ def converting_iterator(loader: "DataLoader[Any]") -> Any:
     if loader.num_workers == 0:
         return _ConvertingMainProcessIterator(loader)
     loader.check_worker_number_rationality()
-    return _ConvertingWorkerIterator(loader)
+    return ConvertingWorkerIterator(loader)

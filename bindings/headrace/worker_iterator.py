@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from headrace import selfcheck
 from headrace._core import Question, RandomStream
 from headrace.failure import Failure
 from headrace.iterator import NativeIterator
 from headrace.samples import snapshot
+from headrace.worker_init import BegunByTorch
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -22,17 +24,27 @@ class WorkerIterator(NativeIterator):
     num_workers batches at priming, one more for each that is received, workers in turn.
     """
 
-    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
-        super().__init__(loader, recipe)
+    def __init__(
+        self, loader: "DataLoader[Any]", recipe: str, begun: BegunByTorch | None = None
+    ) -> None:
+        super().__init__(loader, recipe, begun)
         self._ahead = (loader.prefetch_factor or 0) * self._num_workers
         self._dataset = snapshot(self._dataset)
         self._mixing = copy.deepcopy(self._mixing)
-        streams = [
-            RandomStream(int(self._base_seed + worker) % 2**64, **self._rules)
-            for worker in range(self._num_workers)
-        ]
+        if begun is None:
+            streams = [
+                RandomStream(int(self._base_seed + worker) % 2**64, **self._rules)
+                for worker in range(self._num_workers)
+            ]
+        else:
+            streams = [selfcheck.stream_of(state, self._rules) for state in begun.random_states]
         self._start(loader, streams, self._ahead)
-        self._reset(loader, first_iter=True)
+        if begun is None:
+            self._reset(loader, first_iter=True)
+        else:
+            self._forget()
+            for indices in begun.pulled:
+                self._put(indices)
 
     def _reset(self, loader: "DataLoader[Any]", first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
@@ -40,17 +52,24 @@ class WorkerIterator(NativeIterator):
             # Workers finish what was dispatched before the break, so their streams move on.
             while self._engine.in_flight:
                 self._answers.pop(self._wait().id, None)
+        self._forget()
+        for _ in range(self._ahead):
+            self._try_put_index()
+
+    def _forget(self) -> None:
+        """Makes the books of an epoch's beginning."""
         self._next_worker = 0
         # By batch id: (worker, indices).
         self._dispatched: dict[int, tuple[int, Any]] = {}
-        for _ in range(self._ahead):
-            self._try_put_index()
 
     def _try_put_index(self) -> None:
         try:
             indices = self._next_index()
         except StopIteration:
             return
+        self._put(indices)
+
+    def _put(self, indices: Any) -> None:
         worker = self._next_worker
         self._next_worker = (worker + 1) % self._num_workers
         batch, samples = self._submit(worker, indices)

@@ -459,10 +459,14 @@ def test_the_module_runs_as_a_command_with_its_exit_code(tmp_path):
     assert "missing does not exist" in done.stderr
 
 
-def test_without_torch_the_command_says_how_to_install_it():
-    done = python(
-        "-c", "import runpy, sys; sys.modules['torch'] = None; runpy.run_module('headrace')"
-    )
-    assert done.returncode != 0
-    assert "headrace needs torch" in done.stderr.splitlines()[-1]
-    assert "pip install 'torch>=" in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize("module", [True, False])
+def test_without_torch_the_command_says_how_to_install_it(tmp_path, monkeypatch, module):
+    (tmp_path / "torch.py").write_text("raise ImportError('there is none')")
+    script = tmp_path / "headrace"
+    script.write_text("import sys; from headrace.cli import main; sys.exit(main())")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(headrace.__file__).parents[1]}")
+    done = python(*(["-m", "headrace"] if module else [os.fspath(script)]), "verify", ".")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("headrace: headrace needs torch")
+    assert "pip install 'torch>=" in line
