@@ -12,6 +12,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 from headrace import DataLoader, selfcheck
+from headrace.output import Output
 from headrace.recipe import to_json
 
 TRANSFORM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -23,7 +24,7 @@ WORKERS = [0, 2]
 
 def warm_up() -> None:
     """Makes what every process would do once, so that forked ones find it done."""
-    selfcheck.check(to_json(TRANSFORM), TRANSFORM)
+    selfcheck.check(to_json(TRANSFORM), TRANSFORM, Output())
 
 
 def make_pictures(folder: Path, count: int = COUNT, size: tuple[int, int] = (48, 40)) -> Path:
