@@ -202,6 +202,13 @@ Sample to_sample(const py::handle& item, BufferKeeper& keeper) {
   return sample;
 }
 
+EngineOptions::Reader reader_named(const std::string& name) {
+  if (name == "auto") return EngineOptions::Reader::kAuto;
+  if (name == "io_uring") return EngineOptions::Reader::kUring;
+  if (name == "pread") return EngineOptions::Reader::kPread;
+  throw py::value_error("reader must be 'auto', 'io_uring' or 'pread'; got '" + name + "'");
+}
+
 /// Waits in slices, so that Ctrl-C and other signals are served on the main thread meanwhile.
 py::object next_event(EngineHandle& handle, std::int64_t timeout_ms) {
   using std::chrono::milliseconds;
@@ -247,6 +254,9 @@ py::dict stats(const EngineHandle& handle) {
   result["reader"] = stats.reader;
   result["threads"] = stats.threads;
   result["io_threads"] = stats.io_threads;
+  result["reader_note"] = stats.reader_note;
+  result["read_depth"] = stats.read_depth;
+  result["read_ahead_bytes"] = stats.read_ahead_bytes;
   result["stages"] = stages;
   result["batches"] = stats.batches;
   result["consumer_wait_ns"] = stats.consumer_wait_ns;
@@ -313,8 +323,10 @@ void bind_engine(py::module_& module) {
       .def(py::init([](const Transform& transform, const std::vector<RandomStream>& streams,
                        std::shared_ptr<BufferPool> pool, int threads, std::size_t read_budget_bytes,
                        std::size_t max_batches_in_flight, std::uint64_t pixel_limit,
-                       std::optional<RandomRules> own_streams, bool collate_draws) {
+                       std::optional<RandomRules> own_streams, bool collate_draws,
+                       const std::string& reader) {
              EngineOptions options;
+             options.reader = reader_named(reader);
              options.own_streams = own_streams;
              options.threads = threads;
              options.read_budget_bytes = read_budget_bytes;
@@ -327,7 +339,7 @@ void bind_engine(py::module_& module) {
            py::arg("transform"), py::arg("streams"), py::kw_only(), py::arg("pool"),
            py::arg("threads"), py::arg("read_budget_bytes"), py::arg("max_batches_in_flight"),
            py::arg("pixel_limit"), py::arg("own_streams") = py::none(),
-           py::arg("collate_draws") = false)
+           py::arg("collate_draws") = false, py::arg("reader") = "auto")
       .def(
           "submit",
           [](const EngineHandle& self, std::size_t stream, const py::list& samples,

@@ -108,6 +108,7 @@ class Engine:
         pixel_limit: int,
         own_streams: RandomRules | None = None,
         collate_draws: bool = ...,
+        reader: str = ...,
     ) -> None: ...
     def submit(
         self,

@@ -80,6 +80,7 @@ class NativeIterator(_BaseDataLoaderIter):
             pool=loader._buffer_pool(),
             threads=loader._thread_count(),
             read_budget_bytes=loader.read_budget_bytes,
+            reader=loader.reader,
             max_batches_in_flight=max_batches_in_flight,
             pixel_limit=self._settings.pixel_limit,
             collate_draws=self._mixing is not None,

@@ -34,13 +34,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             torch gives with as many workers.
         threads: decoding threads on the native path. None: as many as this process may use cores.
         read_budget_bytes: compressed bytes read ahead at most, in bytes.
+        reader: what reads files. "pread": threads; "io_uring": the kernel, for many files at a
+            time, or "pread" where that is forbidden, as it often is in containers
+            (`stats()["reader_note"]` says so); "auto": "pread", the faster one where measured.
         dtype: what images of floating point are rounded to, such as torch.bfloat16: the exact
             conversion of what the transform gives. None: left as they are.
         memory_format: of the images, torch.contiguous_format or torch.channels_last.
 
     Raises:
         ValueError, TypeError: as torch's constructor; and for `threads` or `read_budget_bytes`
-            below 1, or a `dtype` or `memory_format` that images cannot have.
+            below 1, an unknown `reader`, or a `dtype` or `memory_format` that images cannot have.
 
     Iteration yields `[images, labels]`: on the native path images of shape [batch, 3, height,
     width], of the transform's dtype or `dtype`, and int64 labels of shape [batch], on the CPU.
@@ -69,6 +72,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         threads: int | None = None,
         read_budget_bytes: int = 64 << 20,
+        reader: str = "auto",
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         **newer: Any,
@@ -78,7 +82,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if read_budget_bytes < 1:
             raise ValueError(f"read_budget_bytes must be at least 1; got {read_budget_bytes}")
         self.threads = threads
+        if reader not in ("auto", "io_uring", "pread"):
+            raise ValueError(f"reader must be 'auto', 'io_uring' or 'pread'; got {reader!r}")
         self.read_budget_bytes = read_budget_bytes
+        self.reader = reader
         self.dtype = dtype
         self.memory_format = memory_format
         self.output  # noqa: B018  refuses bad values
@@ -123,12 +130,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Counters of the latest native iteration, running or over; empty before one.
 
         Returns:
-            `reader`, `threads`, `io_threads`; `stages`: for "read", "decode" and "transform" the
-            `items` and `bytes` that passed, `busy_ns` and `waiting_ns` (nanoseconds, summed over
-            threads); `batches` handed out; `consumer_wait_ns`: how long next() waited in all;
-            `ready_batches_sum`: ready batches seen by each next(), summed (divide by `batches` for
-            the mean: near 0 means that the loader is the bottleneck); `questions`: samples that
-            torch and Pillow computed; `rollbacks`: times that planned draws were taken back.
+            `reader`, and `reader_note`: why it is not the one asked for, or empty; `read_depth`
+            and `read_ahead_bytes`: reads in flight and bytes read ahead at most, which follow from
+            what decoding needs; `threads`, `io_threads`; `stages`: for "read", "decode" and
+            "transform" the `items` and `bytes` that passed, `busy_ns` and `waiting_ns`
+            (nanoseconds, summed over threads); `batches` handed out; `consumer_wait_ns`: how long
+            next() waited in all; `ready_batches_sum`: ready batches seen by each next(), summed
+            (divide by `batches` for the mean: near 0 means that the loader is the bottleneck);
+            `questions`: samples that torch and Pillow computed; `rollbacks`: times that planned
+            draws were taken back.
         """
         return {} if self._last_engine is None else self._last_engine.stats()
 

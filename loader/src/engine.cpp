@@ -17,6 +17,7 @@
 #include "pread_reader.h"
 #include "reader.h"
 #include "slot_ring.h"
+#include "uring_reader.h"
 
 namespace headrace {
 namespace {
@@ -177,6 +178,8 @@ struct Engine::Impl {
   std::vector<PlanStream> streams;
   std::deque<std::unique_ptr<Job>> jobs;  // oldest first; ids are consecutive
 
+  std::size_t ready_decodes = 0;  // handed to the executor and not yet begun
+
   StageCounter decode_counter;
   StageCounter transform_counter;
   std::uint64_t batches = 0;
@@ -301,6 +304,7 @@ void Engine::Impl::carry_out(PlanStream& stream) {
       Job& job = *find(action.batch);
       switch (action.kind) {
         case PlanStream::Action::Kind::kDecode:
+          ++ready_decodes;
           executor->submit([this, id = action.batch, index = action.row](int worker) {
             decode(id, index, workers[static_cast<std::size_t>(worker)]);
           });
@@ -386,6 +390,7 @@ void Engine::Impl::decode(std::uint64_t id, std::size_t index, Worker& worker) n
   try {
     std::unique_lock lock(mutex);
     if (stopping) return;
+    reader->decode_began(--ready_decodes);
     Job& job = *find(id);  // stays until decoded()
     PlanStream& stream = streams[job.stream];
     const Plan& plan = stream.plan(id, index);
@@ -432,12 +437,30 @@ void Engine::Impl::publish(std::exception_ptr error) noexcept {
 
 namespace {
 
+// Measured on 1,200 JPEG files of 110 KB on a local disk, per file: 17 us of CPU and 36 us in all
+// with io_uring, 20 us and 28 us with pread in 4 threads when cached; 57 us and 190 us, 69 us and
+// 180 us when not, and 64 us and 140 us with pread in 16 threads. Decoding one takes milliseconds:
+// no batch comes sooner with io_uring, and many containers forbid it.
+std::unique_ptr<Reader> make_reader(const EngineOptions& options,
+                                    std::function<void(ReadResult)> on_done) {
+  std::string note;
+  if (options.reader == EngineOptions::Reader::kUring) {
+    try {
+      return make_uring_reader({.read_budget_bytes = options.read_budget_bytes}, on_done);
+    } catch (const Error& error) {
+      note = error.what();
+    }
+  }
+  return make_pread_reader({.threads = options.io_threads,
+                            .read_budget_bytes = options.read_budget_bytes,
+                            .note = std::move(note)},
+                           std::move(on_done));
+}
+
 Engine::Parts default_parts(const EngineOptions& options) {
   return {.make_reader =
               [options](std::function<void(ReadResult)> on_done) {
-                return make_pread_reader(
-                    {.threads = options.io_threads, .read_budget_bytes = options.read_budget_bytes},
-                    std::move(on_done));
+                return make_reader(options, std::move(on_done));
               },
           .make_executor = [options] { return make_executor(options.threads); }};
 }
@@ -602,6 +625,9 @@ EngineStats Engine::stats() const {
   const std::lock_guard lock(impl_->mutex);
   const ReaderStats read = impl_->reader->stats();
   EngineStats stats{.reader = std::string(read.name),
+                    .reader_note = read.note,
+                    .read_depth = read.depth,
+                    .read_ahead_bytes = read.ahead_bytes,
                     .threads = impl_->options.threads,
                     .io_threads = impl_->options.io_threads,
                     .stages = {{.name = "read",

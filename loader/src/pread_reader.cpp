@@ -1,7 +1,9 @@
 #include "pread_reader.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -25,9 +27,15 @@ using Clock = std::chrono::steady_clock;
 struct State final : ReadQueue {
   using ReadQueue::ReadQueue;
   void room_came() noexcept override { turn.notify_all(); }
+  void ahead_changed() noexcept override {
+    turn.notify_all();
+    work.notify_all();
+    surplus.notify_all();
+  }
 
-  std::condition_variable work;  // for idle threads: a request came
-  std::condition_variable turn;  // for threads before admission: anything that may let one pass
+  std::condition_variable work;     // for idle threads: a request came
+  std::condition_variable surplus;  // for idle threads that are more than the depth
+  std::condition_variable turn;     // for threads before admission: anything that may let one pass
 };
 
 /// The byte range of one sample. The first failure sticks, and nothing is done after it.
@@ -116,19 +124,17 @@ class PreadReader final : public Reader {
   PreadReader(PreadOptions options, std::function<void(ReadResult)> on_done, FileSystem files)
       : files_(std::move(files)),
         on_done_(std::move(on_done)),
-        state_(std::make_shared<State>(options.read_budget_bytes)),
+        state_(std::make_shared<State>(options.read_budget_bytes, options.threads,
+                                       std::max(options.threads, options.most_threads))),
         memory_(options.read_budget_bytes) {
     if (options.threads < 1) {
       throw Error(ErrorCode::kInvalidArgument, "at least one thread must read", {.stage = "read"});
     }
     state_->stats.name = "pread";
+    state_->stats.note = std::move(options.note);
     try {
-      for (int i = 0; i < options.threads; ++i) {
-        threads_.emplace_back([this, i] {
-          become_own_thread("hr-io-" + std::to_string(i));
-          work();
-        });
-      }
+      const std::lock_guard lock(state_->mutex);
+      while (static_cast<int>(threads_.size()) < options.threads) start_thread();
     } catch (const std::system_error& error) {
       stop();
       throw Error(ErrorCode::kReadFailed, "cannot start a thread",
@@ -154,6 +160,8 @@ class PreadReader final : public Reader {
     if (urgent) state_->turn.notify_all();  // perhaps no thread is idle
   }
 
+  void decode_began(std::size_t ready) noexcept override { state_->decode_began(ready); }
+
   ReaderStats stats() const override { return state_->snapshot(); }
 
  private:
@@ -164,19 +172,33 @@ class PreadReader final : public Reader {
       const std::lock_guard lock(state_->mutex);
       state_->stopping = true;
     }
-    state_->work.notify_all();
-    state_->turn.notify_all();
+    state_->ahead_changed();
+    // No thread is added any more.
     for (auto& thread : threads_) thread.join();
   }
 
-  void work() noexcept {
+  /// The caller holds the lock.
+  void start_thread() {
+    const int index = static_cast<int>(threads_.size());
+    const std::string name = "hr-io-" + std::to_string(index);
+    threads_.emplace_back([this, index, name] {
+      become_own_thread(name);
+      work(index);
+    });
+    pthread_setname_np(threads_.back().native_handle(), name.c_str());  // at once
+  }
+
+  void work(int index) noexcept {
     State& state = *state_;
     Lock lock(state.mutex);
     for (;;) {
+      state.surplus.wait(lock,
+                         [&state, index] { return state.stopping || index < state.ahead.depth(); });
       state.work.wait(lock, [&state] {
         return state.stopping || !state.urgent.empty() || !state.queue.empty();
       });
       if (state.stopping) return;
+      add_threads();
       if (!state.urgent.empty()) {
         serve_urgent(lock);
       } else {
@@ -186,6 +208,16 @@ class PreadReader final : public Reader {
   }
 
   // The following are called with the lock held and return with it held.
+
+  void add_threads() noexcept {
+    while (static_cast<int>(threads_.size()) < state_->ahead.depth()) {
+      try {
+        start_thread();
+      } catch (...) {
+        return;  // no more are to be had: those that are here go on
+      }
+    }
+  }
 
   void serve_urgent(Lock& lock) noexcept {
     const ReadRequest request = pop_request(state_->urgent);
@@ -226,9 +258,11 @@ class PreadReader final : public Reader {
         state.turn.wait(lock);
       } else if (!state.has_room(bytes)) {
         const auto start = Clock::now();
+        state.held_back = true;
         state.turn.wait(lock);
         state.stats.wait_budget_ns += ns_since(start);
       } else {
+        state.held_back = false;
         ++state.next_turn;
         state.turn.notify_all();
         return true;
@@ -283,7 +317,7 @@ class PreadReader final : public Reader {
 std::unique_ptr<Reader> make_pread_reader(PreadOptions options,
                                           std::function<void(ReadResult)> on_done,
                                           FileSystem files) {
-  return std::make_unique<PreadReader>(options, std::move(on_done), std::move(files));
+  return std::make_unique<PreadReader>(std::move(options), std::move(on_done), std::move(files));
 }
 
 }  // namespace headrace

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "file_system.h"
 #include "reader.h"
@@ -11,10 +12,14 @@
 namespace headrace {
 
 struct PreadOptions {
-  /// At least 1.
+  /// At first, and at least 1.
   int threads = 4;
+  /// As many as it may take to keep decoding busy; started when they are needed.
+  int most_threads = 4 * threads;
   /// Compressed bytes read or being read and not yet given back, at most.
   std::size_t read_budget_bytes = std::size_t{64} << 20;
+  /// For its stats.
+  std::string note = {};
 };
 
 /// @param on_done  called on the reader's threads, several at a time. Must not throw, and must not

@@ -1,5 +1,6 @@
 #include "read_queue.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -12,10 +13,29 @@ constexpr std::size_t kIdleBlocks = 64;
 
 }  // namespace
 
+ReadQueue::ReadQueue(std::size_t budget_bytes, int least_depth, int most_depth)
+    : ahead({.least_depth = least_depth,
+             .most_depth = most_depth,
+             .least_bytes = std::min(budget_bytes, kFirstBytes),
+             .most_bytes = budget_bytes}) {}
+
+void ReadQueue::decode_began(std::size_t ready) noexcept {
+  {
+    const std::lock_guard lock(mutex);
+    const auto reason = held_back       ? ReadAhead::HeldBack::kByBytes
+                        : queue.empty() ? ReadAhead::HeldBack::kNothing
+                                        : ReadAhead::HeldBack::kByDepth;
+    if (!ahead.decode_began(ready, reason)) return;
+  }
+  ahead_changed();
+}
+
 ReaderStats ReadQueue::snapshot() const {
   const std::lock_guard lock(mutex);
   ReaderStats result = stats;
   result.queued = urgent.size() + queue.size();
+  result.depth = ahead.depth();
+  result.ahead_bytes = ahead.bytes();
   return result;
 }
 

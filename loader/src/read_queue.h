@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "headrace/buffer.h"
+#include "read_ahead.h"
 #include "reader.h"
 
 namespace headrace {
@@ -23,27 +24,35 @@ struct ReadRequest {
 /// Requests in order, and the bytes that are outstanding. Shared with the buffers that were handed
 /// out, which may outlive the reader. `mutex` guards all of it.
 struct ReadQueue {
-  explicit ReadQueue(std::size_t budget_bytes) : budget(budget_bytes) {}
+  /// Reads up to kFirstBytes ahead at first.
+  ReadQueue(std::size_t budget_bytes, int least_depth, int most_depth);
   virtual ~ReadQueue() = default;
   ReadQueue(const ReadQueue&) = delete;
   ReadQueue& operator=(const ReadQueue&) = delete;
 
-  /// Bytes came back to the budget. Called without the lock, on any thread.
-  virtual void room_came() noexcept = 0;
+  static constexpr std::size_t kFirstBytes = std::size_t{8} << 20;
+
+  // Called without the lock, on any thread:
+  virtual void room_came() noexcept = 0;  ///< bytes came back to the budget
+  virtual void ahead_changed() noexcept = 0;
+
+  /// As Reader::decode_began().
+  void decode_began(std::size_t ready) noexcept;
 
   bool has_room(std::size_t bytes) const noexcept {
-    return outstanding == 0 || (bytes <= budget && outstanding <= budget - bytes);
+    return outstanding == 0 || (bytes <= ahead.bytes() && outstanding <= ahead.bytes() - bytes);
   }
   /// The counters as they stand.
   ReaderStats snapshot() const;
 
-  const std::size_t budget;
   mutable std::mutex mutex;
+  ReadAhead ahead;
   std::deque<ReadRequest> urgent;
   std::deque<ReadRequest> queue;
   std::uint64_t turns = 0;      // requests taken from the queue; each has a number
   std::uint64_t next_turn = 0;  // the number that is admitted next
   std::size_t outstanding = 0;  // bytes admitted and not yet given back
+  bool held_back = false;       // the next in turn has no room
   bool stopping = false;
   ReaderStats stats;
 };

@@ -49,12 +49,15 @@ struct ReadResult {
 
 /// Counters since construction.
 struct ReaderStats {
-  std::string_view name;             ///< "pread"
+  std::string_view name;             ///< "pread", "io_uring"
+  std::string note;                  ///< why it is this one and not another, if there is a reason
   std::uint64_t reads = 0;           ///< finished, failed ones included
   std::uint64_t bytes = 0;           ///< read
   std::uint64_t busy_ns = 0;         ///< in system calls and allocation, summed over threads
   std::uint64_t wait_budget_ns = 0;  ///< the next read in turn was held back by the budget
   std::size_t queued = 0;            ///< submitted and not yet begun
+  int depth = 0;                     ///< reads in flight at most, as adjusted by now
+  std::size_t ahead_bytes = 0;       ///< of the budget, what is made use of by now
 };
 
 /// Reads in the background, ahead of the consumer but within a budget of bytes.
@@ -81,6 +84,10 @@ class Reader {
   /// a ticket on a thread of the reader, unless the reader is destroyed first.
   /// @param urgent  goes first and ignores the budget.
   virtual void submit(std::uint64_t ticket, const Sample& sample, bool urgent) = 0;
+
+  /// A decode begins, and `ready` more have the bytes that they need: tells whether to read more
+  /// at a time, and further ahead. Thread-safe.
+  virtual void decode_began(std::size_t ready) noexcept = 0;
 
   virtual ReaderStats stats() const = 0;
 };

@@ -48,15 +48,18 @@ struct State final : ReadQueue {
 
   void room_came() noexcept override {
     const std::lock_guard lock(mutex);
-    if (wants_room) wake();
+    if (held_back) wake();
+  }
+  void ahead_changed() noexcept override {
+    const std::lock_guard lock(mutex);
+    wake();
   }
   /// The caller holds the lock.
   void wake() noexcept {
     if (sleeper != nullptr) std::exchange(sleeper, nullptr)->wake();
   }
 
-  Ring* sleeper = nullptr;  // set while the thread waits or is about to
-  bool wants_room = false;
+  Ring* sleeper = nullptr;               // set while the thread waits or is about to
   std::condition_variable request_came;  // for a thread that has lost its ring
 };
 
@@ -94,10 +97,11 @@ class UringReader final : public Reader {
               const MakeRing& make_ring, FileSystem files)
       : files_(std::move(files)),
         on_done_(std::move(on_done)),
-        state_(std::make_shared<State>(options.read_budget_bytes)),
+        state_(std::make_shared<State>(options.read_budget_bytes, descriptor_limit(options.depth),
+                                       descriptor_limit(options.most_depth))),
         memory_(options.read_budget_bytes),
-        depth_(descriptor_limit(options.depth)) {
-    if (depth_ < 1) {
+        depth_(descriptor_limit(std::max(options.depth, options.most_depth))) {
+    if (options.depth < 1) {
       throw Error(ErrorCode::kInvalidArgument, "at least one file must be in flight",
                   {.stage = "read"});
     }
@@ -155,6 +159,8 @@ class UringReader final : public Reader {
     }
     state_->request_came.notify_one();
   }
+
+  void decode_began(std::size_t ready) noexcept override { state_->decode_began(ready); }
 
   ReaderStats stats() const override { return state_->snapshot(); }
 
@@ -334,7 +340,7 @@ class UringReader final : public Reader {
   Operation* admit() noexcept {
     State& state = *state_;
     const std::lock_guard lock(state.mutex);
-    state.wants_room = false;
+    bool held_back = false;
     const auto next = std::ranges::find_if(operations_, [&](const Operation& operation) {
       return operation.phase == Phase::kWaiting && operation.turn == state.next_turn;
     });
@@ -350,9 +356,9 @@ class UringReader final : public Reader {
         ++state.next_turn;
         return &*next;
       }
-      state.wants_room = true;
+      held_back = true;
     }
-    count_held_back(state.wants_room);
+    count_held_back(held_back);
     if (state.stopping || may_take_urgent() || may_take_parked() || may_take_next()) {
       ring_->wake();  // since begin_work() looked, some came or others went
     } else {
@@ -369,13 +375,14 @@ class UringReader final : public Reader {
   bool may_take_parked() const noexcept { return parked_ > 0 && active_ + urgent_ < limit_; }
   /// The caller holds the lock.
   bool may_take_next() const noexcept {
-    return parked_ == 0 && active_ < limit_ && !state_->queue.empty();
+    return parked_ == 0 && active_ < std::min(limit_, state_->ahead.depth()) &&
+           !state_->queue.empty();
   }
 
   /// The caller holds the lock.
   void count_held_back(bool held_back) noexcept {
-    if (held_back_) state_->stats.wait_budget_ns += ns_since(held_back_since_);
-    held_back_ = held_back;
+    if (state_->held_back) state_->stats.wait_budget_ns += ns_since(held_back_since_);
+    state_->held_back = held_back;
     if (held_back) held_back_since_ = Clock::now();
   }
 
@@ -515,7 +522,6 @@ class UringReader final : public Reader {
   std::vector<Operation> operations_;
   std::vector<Operation*> free_;
   std::vector<Operation*> started_;
-  bool held_back_ = false;
   Clock::time_point held_back_since_;
   std::unique_ptr<Ring> ring_;
   std::thread thread_;

@@ -12,8 +12,10 @@
 namespace headrace {
 
 struct UringOptions {
-  /// Files being opened, read or closed at a time, at least 1.
-  int depth = 32;
+  /// Files being opened, read or closed at a time, at first; at least 1.
+  int depth = 16;
+  /// As many as it may take to keep decoding busy.
+  int most_depth = 4 * depth;
   /// Compressed bytes read or being read and not yet given back, at most.
   std::size_t read_budget_bytes = std::size_t{64} << 20;
 };

@@ -55,6 +55,7 @@ class ScriptedReader final : public Reader {
   struct Script {
     std::function<void(ReadResult)> on_done;
     std::vector<Request> requests;
+    std::size_t ready = 0;  // as the engine said last
 
     void finish(std::size_t request, const std::vector<std::byte>& file) {
       Buffer memory(new std::byte[file.size()]);
@@ -70,7 +71,12 @@ class ScriptedReader final : public Reader {
   void submit(std::uint64_t ticket, const Sample& sample, bool urgent) override {
     script_.requests.push_back({ticket, sample, urgent});
   }
-  ReaderStats stats() const override { return {.name = "scripted"}; }
+  void decode_began(std::size_t ready) noexcept override { script_.ready = ready; }
+  ReaderStats stats() const override {
+    ReaderStats stats;
+    stats.name = "scripted";
+    return stats;
+  }
 
  private:
   Script& script_;

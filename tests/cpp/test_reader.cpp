@@ -22,6 +22,8 @@
 
 #include "headrace/error.h"
 #include "pread_reader.h"
+#include "read_ahead.h"
+#include "read_queue.h"
 #include "scripted_files.h"
 #include "scripted_ring.h"
 #include "support.h"
@@ -649,6 +651,98 @@ TEST_CASE("a ring that cannot be had is an error with its reason", "[reader]") {
       CHECK(error.context().system_errno == reason);
     }
   }
+}
+
+using HeldBack = ReadAhead::HeldBack;
+
+/// Lets one period of decodes begin.
+bool pass_period(ReadAhead& ahead, std::size_t ready, HeldBack held_back) {
+  bool changed = false;
+  for (int i = 0; i < ReadAhead::kPeriod; ++i) changed |= ahead.decode_began(ready, held_back);
+  return changed;
+}
+
+TEST_CASE("read-ahead grows where decoding runs dry, by what holds it back", "[reader]") {
+  ReadAhead ahead({.least_depth = 4, .most_depth = 12, .least_bytes = 100, .most_bytes = 350});
+  CHECK(ahead.depth() == 4);
+  CHECK(ahead.bytes() == 100);
+  CHECK(pass_period(ahead, 0, HeldBack::kByDepth));
+  CHECK(ahead.depth() == 8);
+  CHECK(ahead.bytes() == 100);
+  CHECK(pass_period(ahead, 0, HeldBack::kByBytes));
+  CHECK(ahead.depth() == 8);
+  CHECK(ahead.bytes() == 200);
+  pass_period(ahead, 0, HeldBack::kByDepth);
+  CHECK(ahead.depth() == 12);
+  CHECK_FALSE(pass_period(ahead, 0, HeldBack::kByDepth));
+  pass_period(ahead, 0, HeldBack::kByBytes);
+  CHECK(ahead.bytes() == 350);
+  CHECK_FALSE(pass_period(ahead, 0, HeldBack::kByBytes));
+}
+
+TEST_CASE("read-ahead stays where more of it would not help", "[reader]") {
+  ReadAhead ahead({.least_depth = 4, .most_depth = 12, .least_bytes = 100, .most_bytes = 350});
+  CHECK_FALSE(pass_period(ahead, 0, HeldBack::kNothing));  // the training is what takes time
+  CHECK_FALSE(pass_period(ahead, 1, HeldBack::kByDepth));
+  CHECK_FALSE(pass_period(ahead, 1, HeldBack::kByBytes));
+  for (int i = 0; i < 100 * ReadAhead::kPeriod; ++i) {
+    CHECK_FALSE(ahead.decode_began(i % 2, HeldBack::kByDepth));  // dry half of the time
+  }
+}
+
+TEST_CASE("read-ahead goes back while plenty lies ready, to where it began", "[reader]") {
+  ReadAhead ahead({.least_depth = 4, .most_depth = 8, .least_bytes = 100, .most_bytes = 200});
+  pass_period(ahead, 0, HeldBack::kByDepth);
+  pass_period(ahead, 0, HeldBack::kByBytes);
+  CHECK(pass_period(ahead, ReadAhead::kPlenty, HeldBack::kByBytes));
+  CHECK(ahead.depth() == 7);
+  CHECK(ahead.bytes() == 175);
+  CHECK_FALSE(pass_period(ahead, ReadAhead::kPlenty - 1, HeldBack::kByBytes));
+  for (int i = 0; i < 10; ++i) pass_period(ahead, 1000, HeldBack::kNothing);
+  CHECK(ahead.depth() == 4);
+  CHECK(ahead.bytes() == 100);
+}
+
+TEST_CASE("reader has more in flight when decoding runs dry for it", "[reader]") {
+  Bench bench(each_kind(), 2, 1000);
+  for (int i = 0; i < 10; ++i) {
+    bench.files.add(std::to_string(i), {.size = 10});
+    bench.files.hold("read " + std::to_string(i));
+    bench.submit(static_cast<std::uint64_t>(i), std::to_string(i));
+  }
+  for (const char* call : {"read 0", "read 1"}) bench.files.wait_for(call);
+  CHECK(bench.reader().stats().depth == 2);
+  CHECK(bench.reader().stats().queued == 8);
+  for (int period = 0; period < 5; ++period) {
+    for (int i = 0; i < ReadAhead::kPeriod; ++i) bench.reader().decode_began(0);
+    // pread has its threads come when one of them is free.
+    if (period == 0) bench.files.let_go("read 0");
+    if (period == 0) bench.take(0);
+    if (period == 0) bench.files.wait_for("read 3");
+    if (period == 1) bench.files.let_go("read 1");
+    if (period == 1) bench.take(1);
+  }
+  CHECK(bench.reader().stats().depth == 8);
+  for (int i = 2; i < 10; ++i) bench.files.wait_for("read " + std::to_string(i));
+  for (int i = 2; i < 10; ++i) bench.files.let_go("read " + std::to_string(i));
+  for (std::uint64_t i = 2; i < 10; ++i) CHECK(bench.take(i).error == 0);
+  bench.destroy_reader();
+  CHECK(bench.files.open_files() == 0);
+}
+
+TEST_CASE("reader reads further ahead when decoding runs dry for it", "[reader]") {
+  const std::size_t first = ReadQueue::kFirstBytes;
+  Bench bench(each_kind(), 1, 4 * first);
+  bench.files.add("a", {.size = first});
+  bench.files.add("urgent", {.size = 1});
+  bench.submit(0, "a");
+  const ReadResult held = bench.take(0);
+  bench.submit(1, "a");
+  REQUIRE(bench.some_thread_waits_for_budget());
+  CHECK(bench.files.count("read a") == 1);
+  for (int i = 0; i < ReadAhead::kPeriod; ++i) bench.reader().decode_began(0);
+  CHECK(bench.take(1).error == 0);
+  CHECK(bench.reader().stats().ahead_bytes == 2 * first);
 }
 
 }  // namespace

@@ -22,11 +22,18 @@
 namespace HEADRACE_API headrace {
 
 struct EngineOptions {
+  /// What reads files. kAuto is kPread. kUring is kPread too where the kernel forbids io_uring, as
+  /// container runtimes have it do.
+  enum class Reader { kAuto, kUring, kPread };
+
   /// Decoding and transforming threads, at least 1.
   int threads = 1;
-  /// Threads that read files, at least 1.
+  Reader reader = Reader::kAuto;
+  /// Threads that read files with pread at first, at least 1: up to four times as many are started
+  /// while they are what keeps decoding waiting.
   int io_threads = 4;
-  /// Compressed bytes read ahead at most, in bytes. One larger sample passes when alone.
+  /// Compressed bytes read ahead at most, in bytes; less while that keeps decoding busy. One larger
+  /// sample passes when alone.
   std::size_t read_budget_bytes = std::size_t{64} << 20;
   /// Batches begun and not yet handed out, at most.
   std::size_t max_batches_in_flight = 2;
@@ -109,7 +116,10 @@ struct EngineStats {
     std::uint64_t busy_ns = 0;     ///< working
     std::uint64_t waiting_ns = 0;  ///< read only: held back by read_budget_bytes
   };
-  std::string reader;  ///< "pread"
+  std::string reader;                  ///< "pread" or "io_uring"
+  std::string reader_note;             ///< why it is not the one that was asked for; else empty
+  int read_depth = 0;                  ///< reads in flight at most, as adjusted by now
+  std::uint64_t read_ahead_bytes = 0;  ///< as adjusted by now; at most read_budget_bytes
   int threads = 0;
   int io_threads = 0;
   std::vector<Stage> stages;
