@@ -5,6 +5,8 @@
 // With a stage's name it runs that one alone and prints nothing: for counting instructions.
 // Times are of the thread's own CPU clock, so that neighbours disturb less. Every sample is checked
 // first against a plain path: decode all, cut, resize with scalar code, mirror, divide.
+#include <sched.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -16,13 +18,13 @@
 #include <string>
 #include <vector>
 
+#include "entropy_floor.h"
 #include "headrace/jpeg.h"
 #include "headrace/random.h"
 #include "headrace/transform.h"
+#include "headrace/version.h"
+#include "made_picture.h"
 #include "resample.h"
-
-// jpeglib.h wants size_t and FILE declared before it.
-#include <jpeglib.h>
 
 namespace {
 
@@ -38,6 +40,13 @@ constexpr std::array<float, 3> kStd{0.229f, 0.224f, 0.225f};
 constexpr const char* kRecipe = R"({"headrace": 1, "ops": [
     {"op": "random_resized_crop", "size": [224, 224]}, {"op": "random_horizontal_flip"},
     {"op": "to_tensor"},
+    {"op": "normalize", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}]})";
+// The same steps without, and alone, what follows the geometry.
+constexpr const char* kGeometry = R"({"headrace": 1, "ops": [
+    {"op": "random_resized_crop", "size": [224, 224]}, {"op": "random_horizontal_flip"},
+    {"op": "pil_to_tensor"}]})";
+constexpr const char* kValues = R"({"headrace": 1, "ops": [
+    {"op": "center_crop", "size": [224, 224]}, {"op": "to_tensor"},
     {"op": "normalize", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}]})";
 constexpr std::uint64_t kPixelLimit = 89'478'485;
 
@@ -76,19 +85,6 @@ std::vector<Picture> load(const std::string& folder, const headrace::Transform& 
   return pictures;
 }
 
-/// Every row but the last is skipped: skipping that one too would decode nothing at all.
-void decode_entropy(const File& file) {
-  jpeg_decompress_struct info{};
-  jpeg_error_mgr errors{};
-  info.err = jpeg_std_error(&errors);
-  jpeg_create_decompress(&info);
-  jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(file.data()), file.size());
-  jpeg_read_header(&info, TRUE);
-  jpeg_start_decompress(&info);
-  jpeg_skip_scanlines(&info, info.output_height - 1);
-  jpeg_destroy_decompress(&info);
-}
-
 /// Nothing shared with the fast path but the arithmetic of single pixels.
 std::vector<float> reference(const Picture& picture) {
   RgbImage whole;
@@ -115,6 +111,11 @@ std::vector<float> reference(const Picture& picture) {
     }
   }
   return out;
+}
+
+int allowed_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 0;
 }
 
 double cpu_ms() {
@@ -178,14 +179,27 @@ int main(int argc, char** argv) {
   for (std::size_t i = 0; i < pictures.size(); ++i) {
     decoder.decode(pictures[i].file, pictures[i].plan.source, regions[i]);
   }
+  const auto geometry = headrace::Transform::from_json(kGeometry);
+  const auto values = headrace::Transform::from_json(kValues);
+  std::vector<std::byte> pixels(geometry.output().row_bytes());
+  headrace::RandomStream unused(0);
+  const Plan values_plan = values.plan({kEdge, kEdge}, unused);
+  const RgbImage square = headrace::bench::made_pixels({kEdge, kEdge});
   Stage stages[] = {
       {"read, page cache", [&](std::size_t i) { read(pictures[i].path); }},
       {"inspect", [&](std::size_t i) { headrace::inspect_jpeg(pictures[i].file, kPixelLimit); }},
-      {"entropy decoding alone", [&](std::size_t i) { decode_entropy(pictures[i].file); }},
+      {"entropy decoding alone",
+       [&](std::size_t i) { headrace::bench::decode_entropy(pictures[i].file); }},
       {"full decode",
        [&](std::size_t i) { decoder.decode(pictures[i].file, std::nullopt, image); }},
       {"region decode",
        [&](std::size_t i) { decoder.decode(pictures[i].file, pictures[i].plan.source, image); }},
+      {"resize, flip",
+       [&](std::size_t i) { geometry.run(regions[i], pictures[i].plan, scratch, pixels); }},
+      {"normalise",
+       [&](std::size_t) {
+         values.run(square, values_plan, scratch, std::as_writable_bytes(std::span(row)));
+       }},
       {"resize, flip, normalise",
        [&](std::size_t i) {
          transform.run(regions[i], pictures[i].plan, scratch,
@@ -208,15 +222,17 @@ int main(int argc, char** argv) {
   for (const Stage& stage : stages) std::printf("%-28s %8.3f\n", stage.name, median(stage.ms));
   const double floor = median(stages[2].ms);
   const double whole = median(std::end(stages)[-1].ms);
-  std::printf("floor %.3f ms, whole %.3f ms: floor/whole = %.2f\n", floor, whole, floor / whole);
+  std::printf("floor %.3f ms, whole %.3f ms: floor/whole = %.2f, %.3f ms above the floor\n", floor,
+              whole, floor / whole, whole - floor);
 
   std::size_t bytes = 0;
   for (const Picture& picture : pictures) bytes += picture.file.size();
   std::printf(
-      "{\"bench\": \"stages\", \"folder\": \"%s\", \"pictures\": %zu, \"mean_kb\": %.1f, "
+      "{\"bench\": \"stages\", \"headrace\": \"%s\", \"cores_allowed\": %d, \"cache\": \"warm\", "
+      "\"folder\": \"%s\", \"pictures\": %zu, \"mean_kb\": %.1f, "
       "\"rounds\": %d, \"clock\": \"thread CPU\", \"libjpeg_turbo\": %d, "
       "\"kernels\": \"%s\", \"compiler\": \"%s\"",
-      folder.c_str(), pictures.size(),
+      headrace::version(), allowed_cores(), folder.c_str(), pictures.size(),
       static_cast<double>(bytes) / 1e3 / static_cast<double>(pictures.size()), rounds,
       LIBJPEG_TURBO_VERSION_NUMBER, headrace::best_kernels().name, __VERSION__);
   for (const Stage& stage : stages) std::printf(", \"%s\": %.4f", stage.name, median(stage.ms));

@@ -23,6 +23,14 @@ start_log "$root/build/log/run.log"
 cpp_files() { git ls-files '*.h' '*.cpp'; }
 format_cpp() { cpp_files | xargs clang-format --dry-run -Werror; }
 build() { cmake --preset "$1" -DHEADRACE_WERROR=ON && cmake --build --preset "$1"; }
+bench_build() {
+  cmake --preset release -DHEADRACE_BENCH=ON &&
+    cmake --build --preset release --target bench_stages bench_instructions
+}
+instructions() {
+  set -o pipefail
+  bench/instructions.py build/release/bench/bench_instructions | tee "$counts"
+}
 tidy() {
   find loader/src -name '*.cpp' -print0 |
     xargs -0 -n 1 -P "$(nproc)" clang-tidy --quiet -p build/release
@@ -53,6 +61,10 @@ remedy='Remedy: ruff format' step "ruff format" ruff format --check
 step "mypy" mypy
 step "include rules" pytest -q tests/python/test_include_rules.py
 cpp_tests release
+counts=$root/build/log/instructions.txt
+step "benchmarks' build" bench_build
+step "instruction counts" instructions
+cat "$counts"
 if [[ -z $quick ]]; then
   step "clang-tidy" tidy
   cpp_tests asan
