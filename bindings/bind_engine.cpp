@@ -21,6 +21,7 @@
 #include "headrace/dlpack.h"
 #include "headrace/engine.h"
 #include "headrace/error.h"
+#include "headrace/threads.h"
 
 namespace py = pybind11;
 
@@ -269,6 +270,8 @@ py::dict stats(const EngineHandle& handle) {
 }  // namespace
 
 void bind_engine(py::module_& module) {
+  module.def("default_threads", &headrace::default_threads, py::arg("reserve_cpus") = 0,
+             "See loader/include/headrace/threads.h.");
   module.def(
       "begin_exit", [] { exiting_thread = std::this_thread::get_id(); },
       "To be called by the thread that ends the interpreter, before the engines are closed.");

@@ -8,7 +8,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from headrace._core import BufferPool, Engine
+from headrace._core import BufferPool, Engine, default_threads
 from headrace.main_iterator import MainProcessIterator
 from headrace.output import Output
 from headrace.route import Explanation, decide
@@ -32,7 +32,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             prefetch_factor, persistent_workers, pin_memory_device, in_order: as torch's. On the
             native path `num_workers` names random streams, no processes: the batches are those that
             torch gives with as many workers.
-        threads: decoding threads on the native path. None: as many as this process may use cores.
+        threads: decoding threads on the native path. None: as many as this process may use cores:
+            those of its affinity, or of its control group's quota where that is less, divided by
+            LOCAL_WORLD_SIZE, the ranks on this machine; less `reserve_cpus`.
+        reserve_cpus: cores left to the training where `threads` is None.
         read_budget_bytes: compressed bytes read ahead at most, in bytes.
         reader: what reads files. "pread": threads; "io_uring": the kernel, for many files at a
             time, or "pread" where that is forbidden, as it often is in containers
@@ -43,7 +46,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: as torch's constructor; and for `threads` or `read_budget_bytes`
-            below 1, an unknown `reader`, or a `dtype` or `memory_format` that images cannot have.
+            below 1, `reserve_cpus` below 0, an unknown `reader`, or a `dtype` or `memory_format`
+            that images cannot have.
 
     Iteration yields `[images, labels]`: on the native path images of shape [batch, 3, height,
     width], of the transform's dtype or `dtype`, and int64 labels of shape [batch], on the CPU.
@@ -71,6 +75,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         threads: int | None = None,
+        reserve_cpus: int = 0,
         read_budget_bytes: int = 64 << 20,
         reader: str = "auto",
         dtype: torch.dtype | None = None,
@@ -79,9 +84,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     ) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"threads must be at least 1, or None for all cores; got {threads}")
+        if reserve_cpus < 0:
+            raise ValueError(f"reserve_cpus must be at least 0; got {reserve_cpus}")
         if read_budget_bytes < 1:
             raise ValueError(f"read_budget_bytes must be at least 1; got {read_budget_bytes}")
         self.threads = threads
+        self.reserve_cpus = reserve_cpus
         if reader not in ("auto", "io_uring", "pread"):
             raise ValueError(f"reader must be 'auto', 'io_uring' or 'pread'; got {reader!r}")
         self.read_budget_bytes = read_budget_bytes
@@ -169,7 +177,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return Output(self.dtype, self.memory_format)
 
     def _thread_count(self) -> int:
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or default_threads(self.reserve_cpus)
 
     def _buffer_pool(self) -> BufferPool:
         """One pool for all iterators; a forked child gets its own, since the lock of the parent's

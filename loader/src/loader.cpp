@@ -1,7 +1,5 @@
 #include "headrace/loader.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -9,24 +7,18 @@
 #include <map>
 #include <new>
 #include <string>
-#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "headrace/error.h"
+#include "headrace/threads.h"
 
 namespace headrace {
 namespace {
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message, {.stage = "loader"});
-}
-
-int allowed_cores() {
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof cores, &cores) == 0) return CPU_COUNT(&cores);
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 struct CapReached : std::bad_alloc {};
@@ -64,7 +56,7 @@ class CappedAllocator final : public Allocator {
 LoaderOptions completed(LoaderOptions options) {
   if (options.batch_size < 1) refuse("batch_size must be at least 1");
   if (options.threads < 0) refuse("threads must be at least 1, or 0 for all cores");
-  if (options.threads == 0) options.threads = allowed_cores();
+  if (options.threads == 0) options.threads = default_threads();
   if (options.prefetch_batches == 0) {
     // As many samples as keep the threads busy while others are being handed out.
     const std::size_t samples = 4 * static_cast<std::size_t>(options.threads);

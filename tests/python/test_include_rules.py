@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Every file of the library belongs to a stage: file names without their extension.
 STAGES = {
     "values": {"api", "dlpack", "error", "field", "sample_key", "version"},
-    "threads": {"own_thread"},
+    "threads": {"own_thread", "threads"},
     "random": {"random"},
     "image": {
         "byte_order",

@@ -99,3 +99,28 @@ def name_threads(folder: str) -> None:
 
 def test_threads_have_names(isolated: Any, pictures: Path) -> None:
     isolated(name_threads, pictures)
+
+
+def threads_of(pictures: Path, **options: Any) -> int:
+    loader = DataLoader(ImageFolder(str(pictures), train()), 4, num_workers=1, **options)
+    for _ in loader:
+        pass
+    return int(loader.stats()["threads"])
+
+
+def test_threads_are_this_ranks_part_of_the_cores(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    every = threads_of(pictures)
+    assert 1 <= every <= len(os.sched_getaffinity(0))
+    assert threads_of(pictures, reserve_cpus=1) == max(1, every - 1)
+    assert threads_of(pictures, reserve_cpus=1000) == 1
+    assert threads_of(pictures, threads=7, reserve_cpus=1) == 7
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert threads_of(pictures) == max(1, every // 2)
+
+
+def test_less_than_no_core_cannot_be_reserved(pictures: Path) -> None:
+    with pytest.raises(ValueError, match="reserve_cpus must be at least 0; got -1"):
+        DataLoader(ImageFolder(str(pictures), train()), reserve_cpus=-1)

@@ -40,7 +40,7 @@ struct LoaderOptions {
   /// Leaves out a last batch of fewer samples.
   bool drop_last = false;
 
-  /// Decoding and transforming threads; 0: one for each core that this process may use.
+  /// Decoding and transforming threads; 0: as default_threads() has it.
   int threads = 0;
   /// Threads that read files, at least 1.
   int io_threads = 4;
