@@ -19,6 +19,7 @@ except ImportError as error:
 
 from headrace._core import Error, __version__
 from headrace.image_dataset import ImageDataset
+from headrace.image_folder import ImageFolder
 from headrace.loader import DataLoader
 from headrace.route import Explanation
 from headrace.serving import transform_to_json
@@ -28,6 +29,7 @@ __all__ = [
     "Error",
     "Explanation",
     "ImageDataset",
+    "ImageFolder",
     "__version__",
     "transform_to_json",
 ]

@@ -148,7 +148,7 @@ def _forks(loader: "DataLoader[Any]") -> bool:
 def _check_dataset(dataset: Any) -> None:
     kind = LEAVES.get(type(dataset))
     if kind is None:
-        names = ", ".join(known.__name__ for known in LEAVES)
+        names = ", ".join(dict.fromkeys(known.__name__ for known in LEAVES))
         raise NotNative(
             dataset, f"only {names} themselves, and Subset and ConcatDataset of them, are native"
         )

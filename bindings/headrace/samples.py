@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import CIFAR10, CIFAR100, DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader
 
+from headrace import image_folder
 from headrace.hugging_face import HuggingFaceSamples, applies_orientation
 from headrace.image_dataset import ImageDataset
 from headrace.recipe import NotNative
@@ -138,6 +139,7 @@ class Pictures:
 LEAVES: dict[type, Leaf] = {
     ImageFolder: Folder(),
     DatasetFolder: Folder(),
+    image_folder.ImageFolder: Folder(),
     CIFAR10: Cifar(),
     CIFAR100: Cifar(),
     ImageDataset: Pictures(),

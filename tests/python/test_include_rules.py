@@ -42,7 +42,7 @@ STAGES = {
         "transform_split",
     },
     "buffer_pool": {"buffer", "buffer_pool"},
-    "source": {"source"},
+    "source": {"folder_listing", "source"},
     "order": {"order"},
     "reader": {
         "file_system",

@@ -68,15 +68,51 @@ class FileListSource final : public Source {
   std::vector<Entry> entries_;
 };
 
+/// What tells whether a directory's entries have changed since it was listed.
+struct FolderStamp {
+  std::uint64_t inode = 0;
+  std::int64_t modified_ns = 0;  ///< since 1970: entries came, went or were renamed
+  std::int64_t changed_ns = 0;   ///< since 1970: that, or its permissions
+};
+
+/// The images of one directory, in order.
+struct ListedFolder {
+  std::string path;
+  std::int64_t label = 0;
+  FolderStamp stamp;  ///< taken before its entries were read
+  std::vector<std::string> images;
+};
+
 /// A directory with one folder per class, in the order and with the class indices of
 /// torchvision.datasets.ImageFolder (torchvision/datasets/folder.py: make_dataset): classes sorted
 /// by name; in each, folders and then files sorted, links followed, the extensions of
 /// IMG_EXTENSIONS.
+struct FolderListing {
+  std::vector<std::string> classes;
+  FolderStamp root_stamp;
+  std::vector<ListedFolder> folders;  ///< with those that hold no images
+  /// As long as no stamp changes, neither does the listing. Not so when an entry was a link that
+  /// could not be followed.
+  bool stable = true;
+};
+
+struct ListOptions {
+  /// Directories read at a time, at least 1.
+  int threads = 8;
+  /// Whether a class without images is no error.
+  bool allow_empty = false;
+};
+
+/// @throws Error{kNotFound}: no such directory, no class folders in it, or a class without images;
+/// the message says which and what to do.
+FolderListing list_image_folder(const std::string& root, const ListOptions& options = {});
+
+/// The samples of a FolderListing.
 class ImageFolderSource final : public Source {
  public:
-  /// @throws Error{kNotFound}: no such directory, no class folders in it, or a class without
-  /// images; the message says which and what to do.
+  /// Lists the directory; throws as list_image_folder() does.
   explicit ImageFolderSource(const std::string& root);
+  explicit ImageFolderSource(const FolderListing& listing);
 
   std::int64_t size() const noexcept override;
   Sample sample(std::int64_t index) const override;
