@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "field_writer_vbmi.h"
 #include "headrace/field.h"
 #include "transform_impl.h"
 
@@ -13,41 +14,49 @@ namespace headrace {
 template <typename T>
 class FieldWriter {
  public:
-  /// @param field  of shape [3, height, width]; must outlive the writer.
+  /// @param field   of shape [3, height, width]; must outlive the writer.
+  /// @param blocks  many pixels at a time; needs vbmi_runs_here().
   FieldWriter(const ValueTable<T>& values, MemoryFormat format, ImageSize size, bool mirrored,
-              T* field)
+              T* field, bool blocks = vbmi_runs_here())
       : values_(values),
         format_(format),
         width_(static_cast<std::size_t>(size.width)),
         plane_(width_ * static_cast<std::size_t>(size.height)),
         mirrored_(mirrored),
-        field_(field) {}
+        blocks_(blocks && format == MemoryFormat::kContiguous),
+        field_(field) {
+    if (blocks_) byte_planes_ = BytePlanes<T>(values);
+  }
 
-  /// @param pixel  the row's first one, red, green and blue.
-  void write(int y, const std::uint8_t* pixel) const {
+  /// @param pixels  the row, red, green and blue.
+  void write(int y, const std::uint8_t* pixels) const {
     const auto row = static_cast<std::size_t>(y) * width_;
-    if (mirrored_) pixel += 3 * (width_ - 1);
-    const std::ptrdiff_t step = mirrored_ ? -3 : 3;
-    if (format_ == MemoryFormat::kChannelsLast) {
-      write_pixels(pixel, step, field_ + 3 * row);
-    } else {
-      write_planes(pixel, step, field_ + row);
-    }
+    if (format_ == MemoryFormat::kChannelsLast) return write_pixels(pixels, field_ + 3 * row);
+    T* const red = field_ + row;
+    const std::size_t done =
+        blocks_ ? write_planes_vbmi(pixels, width_, mirrored_, byte_planes_, red, plane_) : 0;
+    write_planes(pixels, done, red);
   }
 
  private:
-  void write_planes(const std::uint8_t* pixel, std::ptrdiff_t step, T* red) const {
+  const std::uint8_t* pixel_at(const std::uint8_t* pixels, std::size_t x) const {
+    return pixels + 3 * (mirrored_ ? width_ - 1 - x : x);
+  }
+
+  void write_planes(const std::uint8_t* pixels, std::size_t begin, T* red) const {
     T* green = red + plane_;
     T* blue = green + plane_;
-    for (std::size_t x = 0; x < width_; ++x, pixel += step) {
+    for (std::size_t x = begin; x < width_; ++x) {
+      const std::uint8_t* pixel = pixel_at(pixels, x);
       red[x] = values_[0][pixel[0]];
       green[x] = values_[1][pixel[1]];
       blue[x] = values_[2][pixel[2]];
     }
   }
 
-  void write_pixels(const std::uint8_t* pixel, std::ptrdiff_t step, T* out) const {
-    for (std::size_t x = 0; x < width_; ++x, pixel += step, out += 3) {
+  void write_pixels(const std::uint8_t* pixels, T* out) const {
+    for (std::size_t x = 0; x < width_; ++x, out += 3) {
+      const std::uint8_t* pixel = pixel_at(pixels, x);
       out[0] = values_[0][pixel[0]];
       out[1] = values_[1][pixel[1]];
       out[2] = values_[2][pixel[2]];
@@ -59,6 +68,8 @@ class FieldWriter {
   std::size_t width_;
   std::size_t plane_;
   bool mirrored_;
+  bool blocks_;
+  BytePlanes<T> byte_planes_;
   T* field_;
 };
 

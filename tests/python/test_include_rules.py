@@ -28,6 +28,7 @@ STAGES = {
     },
     "transform": {
         "field_writer",
+        "field_writer_vbmi",
         "float_bits",
         "resample",
         "resample_avx2",
@@ -96,7 +97,7 @@ OWNERS = {
     r"liburing\.h": r"uring_ring\.cpp",
     r"device_kernel_image\.inc": r"device_kernel\.cpp",  # made by the build
     r"cuda.*": r"device_\w+\.(cpp|cu|h)",
-    r"(immintrin|arm_neon)\.h": r"resample_(x86\.h|neon\.cpp)",
+    r"(immintrin|arm_neon)\.h": r"(resample_x86\.h|field_writer_vbmi\.cpp)",
 }
 
 POSIX = r"(sys/\w+|dirent|dlfcn|fcntl|poll|pthread|sched|signal|unistd)\.h"
