@@ -23,11 +23,13 @@
 #include "headrace/random.h"
 #include "headrace/transform.h"
 #include "headrace/version.h"
+#include "jpeg_decoder.h"
 #include "made_picture.h"
 #include "resample.h"
 
 namespace {
 
+using headrace::EntropyPath;
 using headrace::ImageSize;
 using headrace::Plan;
 using headrace::PlanStep;
@@ -185,13 +187,32 @@ int main(int argc, char** argv) {
   headrace::RandomStream unused(0);
   const Plan values_plan = values.plan({kEdge, kEdge}, unused);
   const RgbImage square = headrace::bench::made_pixels({kEdge, kEdge});
+  // A region at the end has the rest decoded for its codes alone.
+  std::vector<Region> last_pixels;
+  for (const Picture& picture : pictures) {
+    const auto found = headrace::inspect_jpeg(picture.file, kPixelLimit);
+    const auto size = std::get<ImageSize>(found);
+    last_pixels.push_back({size.width - 1, size.height - 1, 1, 1});
+  }
+  headrace::RegionDecoder region_decoder;
   Stage stages[] = {
       {"read, page cache", [&](std::size_t i) { read(pictures[i].path); }},
       {"inspect", [&](std::size_t i) { headrace::inspect_jpeg(pictures[i].file, kPixelLimit); }},
       {"entropy decoding alone",
        [&](std::size_t i) { headrace::bench::decode_entropy(pictures[i].file); }},
+      {"entropy decoding, own",
+       [&](std::size_t i) { region_decoder.decode(pictures[i].file, last_pixels[i], image); }},
+      {"full decode, libjpeg's",
+       [&](std::size_t i) {
+         region_decoder.decode(pictures[i].file, std::nullopt, image, EntropyPath::kLibjpeg);
+       }},
       {"full decode",
        [&](std::size_t i) { decoder.decode(pictures[i].file, std::nullopt, image); }},
+      {"region decode, libjpeg's",
+       [&](std::size_t i) {
+         region_decoder.decode(pictures[i].file, pictures[i].plan.source, image,
+                               EntropyPath::kLibjpeg);
+       }},
       {"region decode",
        [&](std::size_t i) { decoder.decode(pictures[i].file, pictures[i].plan.source, image); }},
       {"resize, flip",

@@ -1,5 +1,5 @@
-// Any bytes may be inspected, and decoded if accepted, without a crash or a wild access, and a
-// region has the pixels of the whole:
+// Any bytes may be inspected, and decoded if accepted, without a crash or a wild access; a region
+// has the pixels of the whole, and either entropy decoder the other's pixels and verdict:
 //   fuzz_jpeg -max_total_time=60 -max_len=20000 FOLDER_OF_JPEG_FILES
 #include <cstdint>
 #include <cstring>
@@ -8,6 +8,7 @@
 
 #include "headrace/error.h"
 #include "headrace/jpeg.h"
+#include "jpeg_decoder.h"
 
 namespace {
 
@@ -41,6 +42,28 @@ bool is_part(const headrace::RgbImage& part, const headrace::RgbImage& image,
   return true;
 }
 
+/// Whether it could be decoded.
+bool decode(std::span<const std::byte> file, const std::optional<headrace::Region>& region,
+            headrace::EntropyPath path, headrace::RgbImage& out) {
+  try {
+    static headrace::RegionDecoder decoder;  // which keeps its tables from file to file
+    decoder.decode(file, region, out, path);
+    return true;
+  } catch (const headrace::Error&) {
+    return false;  // left to Pillow
+  }
+}
+
+/// The same by both entropy decoders.
+bool decode(std::span<const std::byte> file, const std::optional<headrace::Region>& region,
+            headrace::RgbImage& out) {
+  headrace::RgbImage other;
+  const bool decoded = decode(file, region, headrace::EntropyPath::kOwn, out);
+  if (decode(file, region, headrace::EntropyPath::kLibjpeg, other) != decoded) __builtin_trap();
+  if (decoded && out.pixels != other.pixels) __builtin_trap();
+  return decoded;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -48,16 +71,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto file = std::as_bytes(std::span(data, size));
   const auto found = headrace::inspect_jpeg(file, kPixelLimit);
   if (std::holds_alternative<headrace::Doubt>(found)) return 0;
-  try {
-    const auto& image_size = std::get<headrace::ImageSize>(found);
-    headrace::RgbImage part;
-    const headrace::Region region = some_region(image_size, data, size);
-    headrace::JpegDecoder().decode(file, region, part);
-    headrace::RgbImage image;
-    headrace::JpegDecoder().decode(file, std::nullopt, image);
-    if (image.size != image_size || !is_part(part, image, region)) __builtin_trap();
-  } catch (const headrace::Error&) {
-    // left to Pillow
-  }
+  const auto& image_size = std::get<headrace::ImageSize>(found);
+  const headrace::Region region = some_region(image_size, data, size);
+  headrace::RgbImage part;
+  headrace::RgbImage image;
+  const bool part_decoded = decode(file, region, part);
+  if (!decode(file, std::nullopt, image)) return 0;
+  if (!part_decoded || image.size != image_size || !is_part(part, image, region)) __builtin_trap();
   return 0;
 }
