@@ -127,6 +127,7 @@ void Loader::Impl::start() {
   taken = false;
   failures.clear();
   engine = std::make_unique<Engine>(EngineOptions{.threads = options.threads,
+                                                  .reader = options.reader,
                                                   .io_threads = options.io_threads,
                                                   .read_budget_bytes = options.read_budget_bytes,
                                                   .max_batches_in_flight = options.prefetch_batches,

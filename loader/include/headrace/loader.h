@@ -42,7 +42,8 @@ struct LoaderOptions {
 
   /// Decoding and transforming threads; 0: as default_threads() has it.
   int threads = 0;
-  /// Threads that read files, at least 1.
+  EngineOptions::Reader reader = EngineOptions::Reader::kAuto;
+  /// Threads that read files with pread at first, at least 1.
   int io_threads = 4;
   /// Batches made ahead at most; 0: enough for all threads.
   std::size_t prefetch_batches = 0;
