@@ -5,11 +5,31 @@
 
 #include <string>
 
+#include "headrace/field.h"
+
 void bind_source(pybind11::module_& module);
 void bind_image(pybind11::module_& module);
 void bind_random(pybind11::module_& module);
 void bind_transform(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
+void bind_device(pybind11::module_& module);
+
+/// As torch calls it.
+inline const char* name_of(headrace::Dtype dtype) {
+  switch (dtype) {
+    case headrace::Dtype::kUint8:
+      return "uint8";
+    case headrace::Dtype::kFloat16:
+      return "float16";
+    case headrace::Dtype::kBfloat16:
+      return "bfloat16";
+    case headrace::Dtype::kFloat32:
+      return "float32";
+    case headrace::Dtype::kInt64:
+      return "int64";
+  }
+  return "";
+}
 
 /// A path, or a message with a path in it, as os.fsdecode() gives it: any bytes are possible.
 inline pybind11::str to_python_path(const std::string& text) {

@@ -3,21 +3,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "bind.h"
 #include "buffers.h"
+#include "gil.h"
 #include "headrace/buffer.h"
+#include "headrace/device.h"
 #include "headrace/dlpack.h"
 #include "headrace/engine.h"
 #include "headrace/error.h"
@@ -34,6 +33,7 @@ using headrace::Engine;
 using headrace::EngineOptions;
 using headrace::EngineStats;
 using headrace::Field;
+using headrace::PinnedAllocator;
 using headrace::PinnedBuffer;
 using headrace::Question;
 using headrace::RandomRules;
@@ -41,19 +41,8 @@ using headrace::RandomStream;
 using headrace::Sample;
 using headrace::SampleKey;
 using headrace::Transform;
+using headrace::without_gil;
 namespace dlpack = headrace::dlpack;
-
-/// The thread that ends the interpreter; none before that.
-std::atomic<std::thread::id> exiting_thread{};
-
-/// Daemon threads that come back from an engine meanwhile stay where they are until the process is
-/// gone. Back in Python, whatever lets go of the GIL next in a C++ destructor (torch's profiler
-/// record around next() does) would end the process by std::terminate.
-void stay_here_at_exit() {
-  const std::thread::id exiting = exiting_thread;
-  if (exiting == std::thread::id() || exiting == std::this_thread::get_id()) return;
-  while (true) pause();
-}
 
 /// An engine as Python holds it: closable, and harmless in a forked child, where its threads and
 /// perhaps the holder of its lock are missing.
@@ -144,21 +133,6 @@ class EngineHandle {
     engine_->stop();
     final_stats_ = engine_->stats();
     return std::move(engine_);
-  }
-
-  template <class Function>
-  static void without_gil(Function function) {
-    std::exception_ptr failure;
-    PyThreadState* thread = PyEval_SaveThread();
-    try {
-      function();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    stay_here_at_exit();
-    // In no destructor: at the interpreter's end this ends a daemon thread, by unwinding its stack.
-    PyEval_RestoreThread(thread);
-    if (failure != nullptr) std::rethrow_exception(failure);
   }
 
   std::shared_ptr<BufferKeeper> keeper_ = std::make_shared<BufferKeeper>();
@@ -273,15 +247,29 @@ void bind_engine(py::module_& module) {
   module.def("default_threads", &headrace::default_threads, py::arg("reserve_cpus") = 0,
              "See loader/include/headrace/threads.h.");
   module.def(
-      "begin_exit", [] { exiting_thread = std::this_thread::get_id(); },
+      "begin_exit", headrace::begin_exit,
       "To be called by the thread that ends the interpreter, before the engines are closed.");
+
+  py::class_<PinnedAllocator, std::shared_ptr<PinnedAllocator>>(
+      module, "PinnedAllocator", "Pinned memory for a BufferPool, by the context of one device.")
+      .def(py::init<int>(), py::arg("device"))
+      .def("stats", [](const PinnedAllocator& self) {
+        const auto stats = self.stats();
+        py::dict result;
+        result["pinned_bytes"] = stats.pinned_bytes;
+        result["pageable_bytes"] = stats.pageable_bytes;
+        return result;
+      });
 
   py::class_<BufferPool, std::shared_ptr<BufferPool>>(
       module, "BufferPool", "Recycles the memory of batches: keeps up to max_idle free blocks.")
-      .def(py::init([](std::size_t max_idle) {
-             return std::make_shared<BufferPool>(headrace::make_host_allocator(), max_idle);
+      .def(py::init([](std::size_t max_idle, std::shared_ptr<PinnedAllocator> pinned) {
+             if (pinned == nullptr) {
+               return std::make_shared<BufferPool>(headrace::make_host_allocator(), max_idle);
+             }
+             return std::make_shared<BufferPool>(std::move(pinned), max_idle);
            }),
-           py::arg("max_idle"))
+           py::arg("max_idle"), py::arg("pinned") = py::none())
       .def("stats", [](const BufferPool& self) {
         const auto stats = self.stats();
         py::dict result;
@@ -309,6 +297,7 @@ void bind_engine(py::module_& module) {
   py::class_<Batch>(module, "Batch", "A finished batch.")
       .def_readonly("id", &Batch::id)
       .def_readonly("rows", &Batch::rows)
+      .def_property_readonly("has_fields", [](const Batch& self) { return !self.fields.empty(); })
       .def_readonly("failed_row", &Batch::failed_row)
       .def_readonly("skipped_rows", &Batch::skipped_rows)
       .def_readonly("random_after", &Batch::random_after)

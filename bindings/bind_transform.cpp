@@ -12,7 +12,6 @@ namespace py = pybind11;
 
 namespace {
 
-using headrace::Dtype;
 using headrace::Filter;
 using headrace::PinnedBuffer;
 using headrace::Plan;
@@ -21,22 +20,6 @@ using headrace::RandomStream;
 using headrace::Region;
 using headrace::RgbImage;
 using headrace::Transform;
-
-const char* name_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kUint8:
-      return "uint8";
-    case Dtype::kFloat16:
-      return "float16";
-    case Dtype::kBfloat16:
-      return "bfloat16";
-    case Dtype::kFloat32:
-      return "float32";
-    case Dtype::kInt64:
-      return "int64";
-  }
-  return "";
-}
 
 const char* name_of(Filter filter) {
   switch (filter) {
@@ -143,6 +126,17 @@ void bind_transform(py::module_& module) {
                                   py::tuple(py::cast(field.shape)));
           },
           "(name, dtype, shape) of the field that it makes.")
+      .def("split", &Transform::split, "The part that makes pixels; `finish` is what is left.")
+      .def_property_readonly(
+          "finish",
+          [](const Transform& self) -> py::object {
+            const headrace::PixelFinish* finish = self.finish();
+            if (finish == nullptr) return py::none();
+            const auto* table = reinterpret_cast<const char*>(finish->table.data());
+            return py::make_tuple(name_of(finish->output.dtype),
+                                  py::bytes(table, finish->table.size()));
+          },
+          "(dtype, table) of a split transform: bytes, values of that dtype, shape [3, 256].")
       .def(
           "plan", &plan, py::arg("width"), py::arg("height"), py::arg("random"),
           "Makes the draws for an image of this size.\n\n"

@@ -48,8 +48,9 @@ void register_error(py::module_& module) {
                                          R"(What headrace's C++ core raises.
 
 Attributes:
-    code: "invalid_argument", "not_found", "read_failed", "doubtful_data" or "stopped".
-    stage: where it happened: "source", "read", "decode", "transform" or "engine".
+    code: "invalid_argument", "not_found", "read_failed", "doubtful_data", "stopped" or
+        "device_failed".
+    stage: where it happened: "source", "read", "decode", "transform", "engine" or "device".
     path: the file, None if none is concerned.
     sample_index: index in the dataset, None if no sample is concerned.
     errno: of the failed system call, None if none failed.)",
@@ -76,4 +77,5 @@ PYBIND11_MODULE(_core, module) {
   bind_random(module);
   bind_transform(module);
   bind_engine(module);
+  bind_device(module);
 }

@@ -20,7 +20,7 @@ bash tests/setup.sh --dev
 export PATH="${HEADRACE_VENV:-$root/.venv}/bin:$PATH"
 start_log "$root/build/log/run.log"
 
-cpp_files() { git ls-files '*.h' '*.cpp'; }
+cpp_files() { git ls-files '*.h' '*.cpp' '*.cu'; }
 format_cpp() { cpp_files | xargs clang-format --dry-run -Werror; }
 build() { cmake --preset "$1" -DHEADRACE_WERROR=ON && cmake --build --preset "$1"; }
 bench_build() {

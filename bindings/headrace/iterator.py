@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from headrace import collate, selfcheck
-from headrace._core import Batch, Engine, Question, RandomStream, Transform, begin_exit
+from headrace._core import Batch, Engine, Error, Question, RandomStream, Transform, begin_exit
+from headrace.device import DeviceFeed
 from headrace.failure import Failure
 from headrace.output import Output
 from headrace.samples import Sample, leaves, resolve
@@ -65,6 +67,13 @@ class NativeIterator(_BaseDataLoaderIter):
         self._mixing = collate.recognise(self._collate_fn, self._auto_collation)
         self._rules = selfcheck.random_rules()
         self._settings = ProcessSettings.current()
+        # Where batches go, and those on their way or there; None for the CPU. Of batches that torch
+        # computes there is no feed.
+        self._device = loader._torch_device()
+        self._feed: DeviceFeed | None = None
+        self._questions = 0  # that were answered
+        # By batch id, from the hand-over to the delivery.
+        self._tensors: dict[int, list[torch.Tensor]] = {}
         # Results of opaque batches and exceptions, by batch id, from the answer to the delivery.
         self._answers: dict[int, Any] = {}
         _live.add(self)
@@ -74,10 +83,23 @@ class NativeIterator(_BaseDataLoaderIter):
     def _start(
         self, loader: "DataLoader[Any]", streams: list[RandomStream], max_batches_in_flight: int
     ) -> None:
+        transform, pool = Transform(self._recipe), loader._buffer_pool()
+        if self._device is not None and self._mixing is None and self._auto_collation:
+            if transform.output[1] != "uint8":
+                transform = transform.split()  # a quarter of the bytes to copy
+            pinned = loader._pinned_pool(self._device.index)
+            pool = pinned.pool
+            self._feed = DeviceFeed(
+                self._device,
+                transform,
+                self._ahead_on_device(loader),
+                loader.memory_format,
+                pinned.allocator,
+            )
         self._engine = Engine(
-            Transform(self._recipe),
+            transform,
             streams,
-            pool=loader._buffer_pool(),
+            pool=pool,
             threads=loader._thread_count(),
             read_budget_bytes=loader.read_budget_bytes,
             reader=loader.reader,
@@ -86,11 +108,14 @@ class NativeIterator(_BaseDataLoaderIter):
             collate_draws=self._mixing is not None,
         )
         loader._last_engine = self._engine
+        loader._last_feed = self._feed
 
     def close(self) -> None:
         """Ends the engine's threads. Batches that were handed out stay valid. Idempotent."""
         if hasattr(self, "_engine"):
             self._engine.close()
+        if getattr(self, "_feed", None) is not None:
+            self._feed.close()  # type: ignore[union-attr]
 
     def stats(self) -> dict[str, Any]:
         """The engine's counters; after the end, the last ones."""
@@ -142,7 +167,7 @@ class NativeIterator(_BaseDataLoaderIter):
         except Exception:
             raise
         except BaseException:
-            self._torn = self._moving or self._engine.in_flight != self._expected()
+            self._torn = self._moving or self._in_flight() != self._expected()
             raise
 
     @property
@@ -150,19 +175,65 @@ class NativeIterator(_BaseDataLoaderIter):
         """Whether it can go on: it is not torn, and its threads exist in this process."""
         return not self._torn and self._process == os.getpid()
 
+    def _in_flight(self) -> int:
+        """Batches begun and not delivered."""
+        return self._engine.in_flight + (0 if self._feed is None else len(self._feed))
+
     def _wait(self, timeout_s: float = 0) -> Batch:
-        """The oldest batch, once every question that stood in its way is answered."""
+        """The oldest batch, once every question that stood in its way is answered.
+
+        With a device, as many more as may be on their way are sent there if they are ready.
+        """
+        if self._feed is None:
+            return self._wait_for_engine(timeout_s)
+        try:
+            if not len(self._feed):
+                self._feed.put(self._wait_for_engine(timeout_s))
+                self._moving = False
+            while not self._feed.full and (batch := self._ready()) is not None:
+                self._feed.put(batch)
+                self._moving = False
+            self._moving = True
+            batch, tensors = self._feed.take()
+        except torch.OutOfMemoryError:
+            self.close()  # a batch is lost, so that there is no going on
+            raise
+        except Error as error:
+            if error.code == "device_failed":
+                self.close()
+            raise
+        self._tensors[batch.id] = tensors
+        return batch
+
+    def _wait_for_engine(self, timeout_s: float) -> Batch:
         deadline = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
         while True:
             left_ms = min(_WAIT_MS, max(0, (deadline - time.monotonic()) * 1000))
-            event = self._engine.next(math.ceil(left_ms))
-            if isinstance(event, Batch):
-                self._moving = True
-                return event
-            if isinstance(event, Question):
-                self._answer(event)
-            elif time.monotonic() >= deadline:
+            batch = self._step_engine(math.ceil(left_ms))
+            if batch is not None:
+                return batch
+            if time.monotonic() >= deadline:
                 raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
+
+    def _ready(self) -> Batch | None:
+        """The oldest batch, if it is ready or lacks nothing but answers."""
+        while self._engine.in_flight:
+            asked = self._questions
+            batch = self._step_engine(0)
+            if batch is not None or self._questions == asked:
+                return batch
+        return None
+
+    def _step_engine(self, timeout_ms: int) -> Batch | None:
+        """A batch of the engine's, or None: after an answer, or when the time is over."""
+        event = self._engine.next(timeout_ms)
+        if isinstance(event, Batch):
+            self._moving = True
+            return event
+        if isinstance(event, Question):
+            self._questions += 1
+            self._answer(event)
+        return None
 
     def _answer(self, question: Question) -> None:
         """Computes one sample, or an opaque batch, with torch, on the stream it would have had."""
@@ -228,6 +299,19 @@ class NativeIterator(_BaseDataLoaderIter):
 
     def _deliver(self, batch: Batch) -> Any:
         """What a finished batch turns into: tensors, an opaque result, or an exception to raise."""
+        tensors = self._tensors.pop(batch.id, None)
+        return tensors or self._place(self._make(batch))
+
+    def _place(self, data: Any) -> Any:
+        """`data`, if it is no exception, where the user wants it."""
+        if isinstance(data, Failure):
+            return data
+        if self._device is not None:
+            return self._device.move(data)
+        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+
+    def _make(self, batch: Batch) -> Any:
+        """The same on the CPU."""
         if batch.id in self._answers:
             return self._answers.pop(batch.id)
         fields = [torch.utils.dlpack.from_dlpack(field) for field in batch.dlpack()]
@@ -241,6 +325,10 @@ class NativeIterator(_BaseDataLoaderIter):
         assert mixing is not None
         mixed, _ = self._draw_from(batch.random_before_collate, batch.id, lambda: mixing(fields))
         return mixed if isinstance(mixed, Failure) else self._output.batch(mixed)
+
+    @abstractmethod
+    def _ahead_on_device(self, loader: "DataLoader[Any]") -> int:
+        """Batches that may be on the device, or on their way, before they are asked for."""
 
     @abstractmethod
     def _expected(self) -> int:

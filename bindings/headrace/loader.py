@@ -9,6 +9,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from headrace._core import BufferPool, Engine, default_threads
+from headrace.device import DeviceFeed, PinnedPool, TorchDevice, normalise
 from headrace.main_iterator import MainProcessIterator
 from headrace.output import Output
 from headrace.route import Explanation, decide
@@ -43,6 +44,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         dtype: what images of floating point are rounded to, such as torch.bfloat16: the exact
             conversion of what the transform gives. None: left as they are.
         memory_format: of the images, torch.contiguous_format or torch.channels_last.
+
+        device: the CUDA device that batches are delivered on, such as "cuda:0"; None or "cpu": they
+            stay on the CPU. On the native path uint8 pixels travel, copied by a stream of
+            headrace's own from pinned memory, and are finished on the device, bit for bit as on the
+            CPU; next() makes the current stream wait, not the host. On torch's path torch copies.
+        prefetch_to_device: batches that may be on the device, or on their way there, before they
+            are asked for. With num_workers=0 it is one, copied when it is asked for.
 
     Raises:
         ValueError, TypeError: as torch's constructor; and for `threads` or `read_budget_bytes`
@@ -80,6 +88,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         reader: str = "auto",
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
+        device: torch.device | str | int | None = None,
+        prefetch_to_device: int = 2,
         **newer: Any,
     ) -> None:
         if threads is not None and threads < 1:
@@ -88,6 +98,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(f"reserve_cpus must be at least 0; got {reserve_cpus}")
         if read_budget_bytes < 1:
             raise ValueError(f"read_budget_bytes must be at least 1; got {read_budget_bytes}")
+        if prefetch_to_device < 1:
+            raise ValueError(f"prefetch_to_device must be at least 1; got {prefetch_to_device}")
+        normalise(device)  # refuses bad values
+        self.device = device
+        self.prefetch_to_device = prefetch_to_device
         self.threads = threads
         self.reserve_cpus = reserve_cpus
         if reader not in ("auto", "io_uring", "pread"):
@@ -102,6 +117,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._newer_arguments = newer
         # A worker_init_fn that was tried, and why it keeps torch's workers.
         self._refused_init: tuple[Any, str] = (None, "")
+        self._pinned: tuple[int, PinnedPool] | None = None
+        self._last_feed: DeviceFeed | None = None
         self._last_engine: Engine | None = None  # not the iterator: that lives as its user wants
         super().__init__(
             dataset,
@@ -147,8 +164,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             (divide by `batches` for the mean: near 0 means that the loader is the bottleneck);
             `questions`: samples that torch and Pillow computed; `rollbacks`: times that planned
             draws were taken back.
+            With a device also `device`: `batches` and `bytes` whose copies are over and measured,
+            `copy_ns` that they took and `wait_ns` that the consumer's stream waited for them, by
+            the device's clock (nanoseconds); hence `bytes_per_s` and `overlap`, the share of the
+            copying that nobody waited for; `host_waits` and `host_wait_ns`: next() ran so far ahead
+            of the device that it was held up; `finish`: "kernel", "none" if there is nothing to
+            finish, else why torch does it; `pinned_bytes` and `pageable_bytes` of batches' memory.
         """
-        return {} if self._last_engine is None else self._last_engine.stats()
+        if self._last_engine is None:
+            return {}
+        stats = self._last_engine.stats()
+        return stats if self._last_feed is None else {**stats, "device": self._last_feed.stats()}
 
     def __iter__(self) -> Any:
         # A persistent iterator: one that cannot go on would never be replaced.
@@ -159,7 +185,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _get_iterator(self) -> Any:
         explanation, recipe = decide(self)
         if not explanation.native:
-            return super()._get_iterator() if self.output.plain else converting_iterator(self)
+            as_torch = self.output.plain and normalise(self.device) is None
+            return super()._get_iterator() if as_torch else converting_iterator(self)
         if self.num_workers == 0:
             return MainProcessIterator(self, recipe)
         if self.worker_init_fn is None:
@@ -183,12 +210,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """One pool for all iterators; a forked child gets its own, since the lock of the parent's
         may have been held when the process was copied."""
         if self._pool is None or self._pool[0] != os.getpid():
-            batches_in_flight = max(1, self.num_workers) * (self.prefetch_factor or 1)
-            self._pool = (os.getpid(), BufferPool(max_idle=2 * (batches_in_flight + 8)))
+            self._pool = (os.getpid(), BufferPool(self._max_idle()))
         return self._pool[1]
+
+    def _max_idle(self) -> int:
+        batches_in_flight = max(1, self.num_workers) * (self.prefetch_factor or 1)
+        return 2 * (batches_in_flight + 8)
+
+    def _torch_device(self) -> TorchDevice | None:
+        """torch's side of `device`; torch's own error where it cannot be had."""
+        device = normalise(self.device)
+        return None if device is None else TorchDevice(device)
+
+    def _pinned_pool(self, device: int) -> PinnedPool:
+        """As _buffer_pool(), of pinned memory."""
+        if self._pinned is None or self._pinned[0] != os.getpid():
+            self._pinned = (os.getpid(), PinnedPool(device, self._max_idle()))
+        return self._pinned[1]
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_pool"] = None
+        state["_pinned"] = None
+        state["_last_feed"] = None
         state["_last_engine"] = None
         return state

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data import RandomSampler as TorchRandomSampler
-from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.distributed import DistributedSampler
 
 from headrace import collate, selfcheck
@@ -141,11 +140,11 @@ class MainProcessIterator(NativeIterator):
         data = self._by_torch() if self._queue[0][0] is None else self._by_engine()
         if isinstance(data, Failure):
             data.reraise()
-        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+        return data
 
     def _by_torch(self) -> Any:
         _, indices, _ = self._queue.popleft()
-        return self._fetch(indices)
+        return self._place(self._fetch(indices))
 
     def _by_engine(self) -> Any:
         self._follow_generator()
@@ -160,6 +159,10 @@ class MainProcessIterator(NativeIterator):
             torch.set_rng_state(state)
             self._left_at = batch.random_after
         return data
+
+    def _ahead_on_device(self, loader: "DataLoader[Any]") -> int:
+        # Those taken from the engine could not be planned again when the caller has drawn.
+        return 1
 
     def _expected(self) -> int:
         return sum(batch is not None for batch, _, _ in self._queue)

@@ -1,4 +1,4 @@
-"""torch's own iterators, for batches whose images are delivered otherwise than collated."""
+"""torch's own iterators, for batches that are delivered otherwise than collated, or elsewhere."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,12 @@ class _Converting:
     def __init__(self, loader: "DataLoader[Any]") -> None:
         self._output = loader.output
         super().__init__(loader)  # type: ignore[call-arg]
+        self._device = loader._torch_device()  # now that the workers are forked
 
     def _next_data(self) -> Any:
         data = self._output.batch(super()._next_data())  # type: ignore[misc]
+        if self._device is not None:
+            return self._device.move(data)
         if self._pin_memory:  # type: ignore[attr-defined]
             data = pin_memory(data, self._pin_memory_device)  # type: ignore[attr-defined]
         return data
@@ -34,7 +37,7 @@ class ConvertingWorkerIterator(_Converting, _MultiProcessingDataLoaderIter):
 
 
 def converting_iterator(loader: "DataLoader[Any]") -> Any:
-    """What torch's DataLoader would make, with the loader's `output` applied to each batch."""
+    """What torch's DataLoader would make, with the loader's `output` and `device` applied."""
     if loader.num_workers == 0:
         return _ConvertingMainProcessIterator(loader)
     loader.check_worker_number_rationality()

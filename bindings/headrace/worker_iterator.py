@@ -4,7 +4,6 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from headrace import selfcheck
 from headrace._core import Question, RandomStream
@@ -50,8 +49,10 @@ class WorkerIterator(NativeIterator):
         super()._reset(loader, first_iter)
         if not first_iter:
             # Workers finish what was dispatched before the break, so their streams move on.
-            while self._engine.in_flight:
-                self._answers.pop(self._wait().id, None)
+            while self._in_flight():
+                batch = self._wait().id
+                self._answers.pop(batch, None)
+                self._tensors.pop(batch, None)
         self._forget()
         for _ in range(self._ahead):
             self._try_put_index()
@@ -88,7 +89,10 @@ class WorkerIterator(NativeIterator):
         self._try_put_index()
         if isinstance(data, Failure):
             data.reraise()
-        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+        return data
+
+    def _ahead_on_device(self, loader: "DataLoader[Any]") -> int:
+        return loader.prefetch_to_device
 
     def _expected(self) -> int:
         return len(self._dispatched)
