@@ -7,7 +7,7 @@ caller takes torch's path.
 import json
 import operator
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -61,22 +61,29 @@ def to_json(
     }
     if image_size is not None:  # a crop that crops nothing tells the core
         recipe["ops"].insert(0, {"op": "center_crop", "size": list(image_size[::-1])})
-    made = getattr(torch, _checked(recipe, transform).output[1])
+    text = json.dumps(recipe)
+    made = getattr(torch, _dtype_made(text, transform))
     wanted = output.dtype_of(made)
     if wanted != made:
         recipe["ops"].append(_to_dtype(v2.ToDtype(wanted)))
-        _checked(recipe, transform)
-    return json.dumps(recipe)
+        text = json.dumps(recipe)
+        _dtype_made(text, transform)
+    return text
 
 
 _MEMORY_FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last"}
 
 
-def _checked(recipe: dict[str, Any], transform: Any) -> Transform:
+def _dtype_made(recipe: str, transform: Any) -> str:
     try:
-        return Transform(json.dumps(recipe))
+        return _dtype_of(recipe)
     except Error as error:
         raise NotNative(transform, str(error)) from error
+
+
+@lru_cache(maxsize=64)  # asked before every batch without workers
+def _dtype_of(recipe: str) -> str:
+    return Transform(recipe).output[1]
 
 
 @cache
@@ -111,6 +118,7 @@ def is_random(recipe: str) -> bool:
 
 
 def flatten(transform: Any) -> Iterator[Any]:
+    """The steps of nested Composes."""
     if type(transform) in (v1.Compose, v2.Compose):
         check_untouched(transform)
         for step in transform.transforms:
@@ -124,9 +132,13 @@ def check_untouched(transform: Any) -> None:
     state = vars(transform)
     if state.get("_forward_hooks") or state.get("_forward_pre_hooks"):
         raise NotNative(transform, "it has forward hooks")
-    for name in state:
-        if callable(getattr(type(transform), name, None)):
-            raise NotNative(transform, f"its method {name} was replaced")
+    for name in state.keys() & _methods_of(type(transform)):  # type: ignore[arg-type]
+        raise NotNative(transform, f"its method {name} was replaced")
+
+
+@cache
+def _methods_of(kind: Any) -> frozenset[str]:
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 def _operation(transform: Any) -> Op:
@@ -181,18 +193,23 @@ def _center_crop(t: Any) -> Op:
     return {"op": "center_crop", "size": [size, size] if isinstance(size, int) else size}
 
 
+@lru_cache(maxsize=64)
+def _logarithms(low: float, high: float) -> list[float]:
+    values: list[float] = torch.log(torch.tensor([low, high])).tolist()
+    return values
+
+
 def _random_resized_crop(t: Any) -> Op:
     # v1 takes the logarithm at each call, v2 at construction: either way it is torch's.
     log_ratio = getattr(t, "_log_ratio", None)
-    if log_ratio is None:
-        log_ratio = torch.log(torch.tensor(t.ratio))
+    logarithms = _logarithms(*t.ratio) if log_ratio is None else log_ratio.tolist()
     size = _size(t.size)
     return {
         "op": "random_resized_crop",
         "size": [size, size] if isinstance(size, int) else size,
         "scale": [float(bound) for bound in t.scale],
         "ratio": [float(bound) for bound in t.ratio],
-        "log_ratio": log_ratio.tolist(),
+        "log_ratio": logarithms,
         "interpolation": _interpolation(t),
     }
 

@@ -1,6 +1,7 @@
 """Which path a loader takes, and why."""
 
 import inspect
+import operator
 import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,19 +25,23 @@ if TYPE_CHECKING:
 _AN_IMAGE = torchvision.tv_tensors.Image(torch.zeros(1, 1, 1))
 
 # What the native path stands for, as it was: who replaces a part of it wants the replacement run.
-_STANDS_FOR = [
-    (owner, name, getattr(owner, name, None))
-    for owner, names in [
-        *((kind, ["__getitem__", "__getitems__"]) for kind in (Subset, ConcatDataset, *LEAVES)),
-        (folder, ["pil_loader"]),
-        (image_dataset, ["open_as_rgb"]),
-        (Image, ["open", "fromarray"]),
-        (Image.Image, ["convert", "crop", "resize", "transpose"]),
-        *((kind, ["__call__", "forward", "get_params", "transform"]) for kind in KNOWN_TRANSFORMS),
-        *((kind, ["__call__", "forward", "make_params", "transform"]) for kind in collate.MIXINGS),
-    ]
-    for name in names
+# Looked at before every batch without workers, so all parts of an owner are fetched in one call.
+_PARTS = [
+    *((kind, ["__getitem__", "__getitems__"]) for kind in (Subset, ConcatDataset, *LEAVES)),
+    (folder, ["pil_loader"]),
+    (image_dataset, ["open_as_rgb"]),
+    (Image, ["open", "fromarray"]),
+    (Image.Image, ["convert", "crop", "resize", "transpose"]),
+    *((kind, ["__call__", "forward", "get_params", "transform"]) for kind in KNOWN_TRANSFORMS),
+    *((kind, ["__call__", "forward", "make_params", "transform"]) for kind in collate.MIXINGS),
 ]
+_STANDS_FOR = [
+    (owner, names, operator.attrgetter(*names), operator.attrgetter(*names)(owner))
+    for owner, parts in _PARTS
+    # One that every object has makes it a tuple always.
+    for names in [["__class__", *(name for name in parts if hasattr(owner, name))]]
+]
+_WITHOUT_GETITEMS = [kind for kind in LEAVES if not hasattr(kind, "__getitems__")]
 
 
 @dataclass(frozen=True)
@@ -164,14 +169,26 @@ def _recipe_of(dataset: Any, output: Output) -> str:
     return recipe
 
 
+def _tv_tensors_stay() -> bool:
+    """Whether operations on tv_tensors give such (tv_tensors.set_return_type)."""
+    # A part of torchvision that is not public, but much faster than an operation.
+    told = getattr(torchvision.tv_tensors._tv_tensor, "_must_return_subclass", None)
+    return bool(told()) if told is not None else type(_AN_IMAGE + 0) is not torch.Tensor
+
+
 def check_process() -> None:
     """Raises NotNative where the process is set up otherwise than headrace takes for granted."""
-    for owner, name, original in _STANDS_FOR:
-        if getattr(owner, name, None) is not original:
+    for owner, names, fetch, originals in _STANDS_FOR:
+        if (found := fetch(owner)) != originals:
+            differ = [pair[0] != pair[1] for pair in zip(found, originals, strict=True)]
+            name = names[differ.index(True)]
             raise NotNative(getattr(owner, name), f"it replaces {name} of {owner}")
+    for kind in _WITHOUT_GETITEMS:
+        if hasattr(kind, "__getitems__"):
+            raise NotNative(kind.__getitems__, f"it is an addition to {kind}")
     if _has_any_global_hook():
         raise NotNative("a global hook of torch.nn", "it may change what transforms do")
-    if type(_AN_IMAGE + 0) is not torch.Tensor:
+    if _tv_tensors_stay():
         raise NotNative("tv_tensors.set_return_type", "batches would be tv_tensors")
     if torchvision.get_image_backend() != "PIL":
         raise NotNative(
