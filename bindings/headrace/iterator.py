@@ -25,7 +25,7 @@ from headrace._core import Batch, Engine, Error, Question, RandomStream, Transfo
 from headrace.device import DeviceFeed
 from headrace.failure import Failure
 from headrace.output import Output
-from headrace.samples import Sample, leaves, resolve
+from headrace.samples import Sample, anchored, fetch, leaves, resolve
 from headrace.settings import ProcessSettings
 from headrace.worker_init import BegunByTorch
 
@@ -129,7 +129,8 @@ class NativeIterator(_BaseDataLoaderIter):
         samples = resolve(self._dataset, self._keys(indices))
         if isinstance(samples, list):
             try:
-                return self._engine.submit(stream, samples), samples
+                placed = anchored(samples, self._settings.directory)
+                return self._engine.submit(stream, placed), samples
             except (TypeError, ValueError, OverflowError) as error:  # labels or paths of odd types
                 samples = error
         return None, samples
@@ -253,7 +254,9 @@ class NativeIterator(_BaseDataLoaderIter):
         else:
             key = list(self._keys(indices))[question.row]
             note = (question.path or "an image in memory", key, question.reason)
-            result, after = self._compute(question, lambda: self._dataset[key], note)
+            result, after = self._compute(
+                question, lambda: fetch(self._dataset, key, self._settings.directory), note
+            )
         if isinstance(result, Failure):
             self._answers[question.batch] = result
             self._engine.fail(question, after)

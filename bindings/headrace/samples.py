@@ -19,6 +19,7 @@ from headrace import image_folder
 from headrace.hugging_face import HuggingFaceSamples, applies_orientation
 from headrace.image_dataset import ImageDataset
 from headrace.recipe import NotNative
+from headrace.settings import ProcessSettings
 
 # (content, label, index in the leaf, upright). The content is the path of an image file; its bytes,
 # in any object with the buffer protocol; or (RGB bytes, width, height). With `upright` the picture
@@ -204,6 +205,34 @@ def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
     except Exception as error:
         return error
     return samples or ValueError("it has no samples")
+
+
+def anchored(samples: list[Sample], directory: str | None) -> list[Sample]:
+    """The samples with complete paths: files may be read when the process is elsewhere."""
+    if directory is None:
+        return samples
+    return [
+        (os.path.join(directory, sample[0]), *sample[1:]) if _is_relative(sample[0]) else sample
+        for sample in samples
+    ]
+
+
+def _is_relative(content: Any) -> bool:
+    if type(content) is str:
+        return content[:1] != "/"
+    return isinstance(content, os.PathLike) and not os.path.isabs(content)
+
+
+def fetch(dataset: Any, key: Any, directory: str | None) -> Any:
+    """dataset[key], as it would be in a process whose working directory is `directory`."""
+    found = resolve(dataset, [key]) if directory != ProcessSettings.current().directory else None
+    if isinstance(found, list) and anchored(found, directory) != found:
+        leaf, place = _descend(dataset, key)
+        leaf = copy.copy(leaf)
+        (sample,) = anchored(found, directory)
+        leaf.samples = {place: sample[:2]}
+        return leaf[place]
+    return dataset[key]
 
 
 def snapshot(dataset: Any) -> Any:
