@@ -18,6 +18,7 @@ from rich.progress import Progress
 from torch.utils.data import DistributedSampler, Subset
 
 from headrace.cli import CommandError
+from headrace.device import TorchDevice, normalise
 from headrace.folder_arguments import add_folder_arguments, count, open_folder
 from headrace.loader import DataLoader
 from headrace.main_iterator import MainProcessIterator
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--world-size", type=count(1), metavar="W", help="as one of W ranks (DistributedSampler)")
     add("--rank", type=count(0), metavar="R", help="which one (default: 0)")
     add("--threads", type=count(1), metavar="T", help="headrace's threads (default: all cores)")
+    add("--device", metavar="D", help="where headrace delivers: cuda, cuda:1 (default: the CPU)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     dataset = _dataset(arguments)
     torch_loader = _loader(torch.utils.data.DataLoader, dataset, arguments)
-    headrace_loader = _loader(DataLoader, dataset, arguments, threads=arguments.threads)
+    headrace_loader = _loader(
+        DataLoader, dataset, arguments, threads=arguments.threads, device=_device(arguments)
+    )
     if len(torch_loader) == 0:
         raise CommandError(
             f"{len(dataset)} samples of {arguments.directory} make no batch to compare. "
@@ -99,6 +103,19 @@ def _dataset(arguments: argparse.Namespace) -> Any:
         )
     generator = torch.Generator().manual_seed(arguments.seed)
     return Subset(folder, torch.randperm(size, generator=generator)[:wanted].tolist())
+
+
+def _device(arguments: argparse.Namespace) -> torch.device | None:
+    try:
+        device = normalise(arguments.device)
+        if device is not None:
+            TorchDevice(device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise CommandError(
+            f"--device {arguments.device} cannot be had ({str(error).splitlines()[0]}). "
+            "Name one that torch.cuda can use, or leave out --device"
+        ) from error
+    return device
 
 
 def _loader(kind: Any, dataset: Any, arguments: argparse.Namespace, **options: Any) -> Any:
@@ -167,7 +184,7 @@ class Side:
     def step(self) -> Outcome:
         """next(iterator)."""
         try:
-            return Outcome(batch=self._apart(lambda: next(self.iterator)))
+            return Outcome(batch=_on_cpu(self._apart(lambda: next(self.iterator))))
         except StopIteration:
             return Outcome()
         except Exception as error:
@@ -180,6 +197,12 @@ class Side:
             return call()
         finally:
             self.state = torch.get_rng_state()
+
+
+def _on_cpu(batch: Any) -> Any:
+    if type(batch) is not list:
+        return batch
+    return [field.cpu() if isinstance(field, torch.Tensor) else field for field in batch]
 
 
 class Comparison:

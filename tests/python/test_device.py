@@ -17,8 +17,10 @@ from torchvision.transforms import v2
 import fake_device
 import headrace
 import headrace._core
+import headrace.verify
 from fake_device import FakeDevice
 from fake_device import fake_device as on_the_double
+from headrace.cli import main
 from headrace.device import finish_pixels
 from headrace.recipe import to_json
 from isolated import Isolator
@@ -312,6 +314,29 @@ def test_without_cuda_torchs_own_error_is_raised(pictures: Path) -> None:
         torch.empty(0, device="cuda")
     with pytest.raises(expected.type, match=re.escape(str(expected.value).splitlines()[0])):
         iter(loader)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_verify_names_a_device_that_cannot_be_had(
+    pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(pictures), "--device", "cuda:0"]) == 2
+    assert "--device cuda:0 cannot be had" in capsys.readouterr().err
+    assert main(["verify", str(pictures), "--device", "meta"]) == 2
+    assert "CUDA device" in capsys.readouterr().err
+
+
+def verified(library: str, folder: str) -> None:
+    with on_the_double(library) as driver:
+        headrace.verify.TorchDevice = FakeDevice  # type: ignore[misc,assignment]
+        driver.begin("eager")
+        assert main(["verify", folder, "--device", "cuda", "--epochs", "2", "--persistent"]) == 0
+
+
+def test_verify_compares_what_is_on_the_device(
+    isolated: Isolator, double: Path, pictures: Path
+) -> None:
+    assert "identical" in isolated(verified, double, pictures)
 
 
 def test_constructor_arguments_are_public_and_checked(pictures: Path) -> None:
