@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import folder
 
 from headrace import collate, image_dataset, selfcheck
+from headrace.formats import check_formats
 from headrace.output import Output
 from headrace.recipe import KNOWN_TRANSFORMS, NotNative, to_json
 from headrace.samples import LEAVES, leaves
@@ -120,6 +121,7 @@ def _native_recipe(loader: "DataLoader[Any]") -> str:
         forms = [collate.sample_form(part.transform) for part in parts]
         if forms.count(forms[0]) != len(forms):
             raise NotNative(loader.dataset, "its parts return images of different forms")
+    check_formats(loader.dataset, loader.num_workers)
     return recipe
 
 

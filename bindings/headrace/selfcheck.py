@@ -24,7 +24,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from headrace._core import RandomStream, Transform, __version__
+from headrace._core import Error, RandomStream, Transform, __version__
 from headrace.output import Output
 from headrace.recipe import NotNative, steps_after_geometry, to_json
 from headrace.settings import ProcessSettings
@@ -199,7 +199,7 @@ def _compare_samples(rules: dict[str, Any]) -> str | None:
                 return f"pixels of a {size[0]}x{size[1]} image differ after {pipeline!r}"
             if not stream.same_position(stream_of(torch.get_rng_state(), rules)):
                 return f"the random stream stands elsewhere after {pipeline!r}"
-    return _compare_jpeg(rules)
+    return _compare_files(rules)
 
 
 def _typical_pipelines() -> list[Any]:
@@ -244,22 +244,45 @@ def _picture(size: tuple[int, int], seed: int) -> Image.Image:
     return Image.fromarray((waves + noise).clamp(0, 255).to(torch.uint8).numpy())
 
 
-def _compare_jpeg(rules: dict[str, Any]) -> str | None:
-    """Decoding: every subsampling, gray and CMYK, baseline and progressive."""
+def _compare_files(rules: dict[str, Any]) -> str | None:
+    """Decoding, of every kind of file that the core takes on."""
     pipeline = v1.Compose([v1.Resize((61, 83)), v1.PILToTensor()])
     native = Transform(to_json(pipeline))
+    for kind, file in (*_jpeg_files(), *_png_files()):
+        wanted = _bytes(pipeline(Image.open(io.BytesIO(file)).convert("RGB")))
+        try:
+            found = native.apply(file, RandomStream(0, **rules))
+        except Error:
+            continue  # a doubt: Pillow would decode it
+        if found != wanted:
+            return f"a decoded file has other pixels: {kind}"
+    return None
+
+
+def _jpeg_files() -> Iterator[tuple[str, bytes]]:
+    """Every subsampling, gray and CMYK, baseline and progressive."""
     for mode in ("RGB", "L", "CMYK"):
         for subsampling in (0, 1, 2):
             for progressive in (False, True):
-                file = io.BytesIO()
+                options = {"quality": 85, "subsampling": subsampling, "progressive": progressive}
                 picture = _picture((83, 61), subsampling).convert(mode)
-                picture.save(
-                    file, "JPEG", quality=85, subsampling=subsampling, progressive=progressive
-                )
-                wanted = _bytes(pipeline(Image.open(file).convert("RGB")))
-                if native.apply(file.getvalue(), RandomStream(0, **rules)) != wanted:
-                    return f"a decoded {mode} JPEG (subsampling {subsampling}) has other pixels"
-    return None
+                yield f"{mode} JPEG, {options}", _file(picture, "JPEG", **options)
+
+
+def _png_files() -> Iterator[tuple[str, bytes]]:
+    """Every mode that Pillow writes and we read, with and without a transparent color."""
+    color = {"L": 7, "P": 3, "RGB": (1, 2, 3)}
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA"):
+        picture = _picture((83, 61), 4).convert(mode)
+        yield f"{mode} PNG", _file(picture, "PNG")
+        if mode in color:
+            yield f"{mode} PNG, transparency", _file(picture, "PNG", transparency=color[mode])
+
+
+def _file(picture: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
 
 
 # --- one pipeline -------------------------------------------------------------------------------
