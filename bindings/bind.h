@@ -41,6 +41,12 @@ inline pybind11::str to_python_path(const std::string& text) {
 
 /// A path given as str, bytes or os.PathLike, as os.fsencode() gives it.
 inline std::string from_python_path(const pybind11::object& path) {
+  // Most are plain ASCII, which every encoding of file names leaves as it is.
+  if (PyUnicode_CheckExact(path.ptr()) != 0 && PyUnicode_IS_COMPACT_ASCII(path.ptr()) != 0) {
+    const auto* text = static_cast<const char*>(PyUnicode_DATA(path.ptr()));
+    std::string name(text, static_cast<std::size_t>(PyUnicode_GET_LENGTH(path.ptr())));
+    if (name.find('\0') == std::string::npos) return name;
+  }
   PyObject* encoded = nullptr;
   if (PyUnicode_FSConverter(path.ptr(), &encoded) == 0) throw pybind11::error_already_set();
   return pybind11::reinterpret_steal<pybind11::bytes>(encoded);

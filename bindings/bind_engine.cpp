@@ -163,17 +163,19 @@ void set_content(Sample& sample, const py::object& content, BufferKeeper& keeper
 /// (content, label, index, upright). Types are taken strictly: default_collate would treat a bool
 /// or a numpy integer as a label otherwise than an int.
 Sample to_sample(const py::handle& item, BufferKeeper& keeper) {
-  const auto fields = item.cast<py::tuple>();
-  if (fields.size() != 4) throw py::type_error("a sample is (content, label, index, upright)");
-  const py::object label = fields[1];
+  if (PyTuple_CheckExact(item.ptr()) == 0 || PyTuple_GET_SIZE(item.ptr()) != 4) {
+    throw py::type_error("a sample is (content, label, index, upright)");
+  }
+  const auto field = [&item](Py_ssize_t i) { return py::handle(PyTuple_GET_ITEM(item.ptr(), i)); };
+  const py::handle label = field(1);
   if (PyLong_CheckExact(label.ptr()) == 0) throw py::type_error("a label must be an int");
   const std::int64_t value = PyLong_AsLongLong(label.ptr());
   if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();  // OverflowError
   Sample sample;
   sample.label = value;
-  sample.index = fields[2].cast<std::int64_t>();
-  sample.upright = fields[3].cast<bool>();
-  set_content(sample, fields[0], keeper);
+  sample.index = field(2).cast<std::int64_t>();
+  sample.upright = field(3).cast<bool>();
+  set_content(sample, py::reinterpret_borrow<py::object>(field(0)), keeper);
   return sample;
 }
 

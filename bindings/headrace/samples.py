@@ -192,7 +192,15 @@ def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
     try:
         if iter(indices) is indices:
             raise TypeError("its indices can be read only once")
-        found = [_descend(dataset, index) for index in indices]
+        places = list(indices)
+        while type(dataset) is Subset:
+            table = dataset.indices
+            places = [table[place] for place in places]
+            dataset = dataset.dataset
+        if type(dataset) in LEAVES:
+            alike = LEAVES[type(dataset)].look_up(dataset, places)
+            return alike or ValueError("it has no samples")
+        found = [_descend(dataset, place) for place in places]
         samples: list[Any] = [None] * len(found)
         rows_of: dict[int, list[int]] = {}
         for row, (leaf, _) in enumerate(found):
