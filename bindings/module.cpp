@@ -16,6 +16,8 @@ const char* code_name(headrace::ErrorCode code) {
       return "read_failed";
     case headrace::ErrorCode::kDoubtfulData:
       return "doubtful_data";
+    case headrace::ErrorCode::kCorruptTrace:
+      return "corrupt_trace";
     case headrace::ErrorCode::kStopped:
       return "stopped";
     case headrace::ErrorCode::kDeviceFailed:
@@ -48,9 +50,10 @@ void register_error(py::module_& module) {
                                          R"(What headrace's C++ core raises.
 
 Attributes:
-    code: "invalid_argument", "not_found", "read_failed", "doubtful_data", "stopped" or
-        "device_failed".
-    stage: where it happened: "source", "read", "decode", "transform", "engine" or "device".
+    code: "invalid_argument", "not_found", "read_failed", "doubtful_data", "corrupt_trace",
+        "stopped" or "device_failed".
+    stage: where it happened: "source", "read", "decode", "transform", "engine", "device" or
+        "trace".
     path: the file, None if none is concerned.
     sample_index: index in the dataset, None if no sample is concerned.
     errno: of the failed system call, None if none failed.)",
@@ -78,4 +81,5 @@ PYBIND11_MODULE(_core, module) {
   bind_transform(module);
   bind_engine(module);
   bind_device(module);
+  bind_trace(module);
 }

@@ -20,7 +20,10 @@ torch=${HEADRACE_TORCH:-2.14.1}
 torchvision=${HEADRACE_TORCHVISION:-0.29.1}
 base_python=${PYTHON:-python3}
 extra=
-packages=(g++ libjpeg62-turbo-dev libpng-dev libtbb-dev liburing-dev nlohmann-json3-dev pkg-config)
+packages=(
+  g++ libjpeg62-turbo-dev libpng-dev libsimdjson-dev libtbb-dev liburing-dev nlohmann-json3-dev
+  pkg-config
+)
 case ${1:-} in
   '') ;;
   --demo) extra='[demo]' ;;

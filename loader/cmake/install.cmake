@@ -9,7 +9,7 @@ install(TARGETS headrace EXPORT headrace-targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     COMPONENT headrace_runtime NAMELINK_COMPONENT headrace_development)
 install(DIRECTORY include/headrace DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  COMPONENT headrace_development FILES_MATCHING PATTERN "*.h")
+  COMPONENT headrace_development FILES_MATCHING PATTERN "*.h" PATTERN "trace.h" EXCLUDE)
 install(EXPORT headrace-targets NAMESPACE headrace:: DESTINATION ${package_dir}
   COMPONENT headrace_development)
 

@@ -72,6 +72,15 @@ STAGES = {
         "nvtx",
     },
     "loader": {"loader"},
+    "trace": {
+        "trace",
+        "trace_accounting",
+        "trace_event",
+        "trace_intervals",
+        "trace_reader",
+        "trace_record",
+        "trace_splitter",
+    },
 }
 
 # What every stage may include.
@@ -95,6 +104,7 @@ OWNERS = {
     r"zlib\.h": r"png_inspect\.cpp",
     r"(oneapi/)?tbb/.*": r"tbb_executor\.cpp",
     r"nlohmann/.*": r"transform_json\.cpp",
+    r"simdjson\.h": r"trace_event\.cpp",
     r"liburing\.h": r"uring_ring\.cpp",
     r"device_kernel_image\.inc": r"device_kernel\.cpp",  # made by the build
     r"cuda.*": r"device_\w+\.(cpp|cu|h)",

@@ -14,6 +14,7 @@ enum class ErrorCode {
   kNotFound,         ///< a file or directory that is not there
   kReadFailed,       ///< open, stat or read failed; `system_errno` says why
   kDoubtfulData,     ///< bytes that only Pillow may judge: damaged, or outside what is decoded here
+  kCorruptTrace,     ///< not what torch.profiler writes, or damaged
   kStopped,          ///< the engine was stopped while the call waited
   kDeviceFailed,     ///< the CUDA driver is missing, or a call of it failed
   kMemoryCap,        ///< LoaderOptions::memory_cap_bytes is used up
