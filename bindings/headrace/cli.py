@@ -25,14 +25,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 as the command defines it, 2 for errors, 130 after Ctrl-C.
     """
-    from headrace import bench, doctor, verify  # they need CommandError
+    from headrace import bench, compare, doctor, verify  # they need CommandError
 
     parser = argparse.ArgumentParser(
         prog="headrace", description="torch's DataLoader in C++: the same batches, bit for bit."
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in {"verify": verify, "bench": bench, "doctor": doctor}.items():
+    for name, module in {
+        "verify": verify,
+        "bench": bench,
+        "doctor": doctor,
+        "compare": compare,
+    }.items():
         command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
