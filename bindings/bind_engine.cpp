@@ -237,6 +237,7 @@ py::dict stats(const EngineHandle& handle) {
   result["stages"] = stages;
   result["batches"] = stats.batches;
   result["consumer_wait_ns"] = stats.consumer_wait_ns;
+  result["wall_ns"] = stats.wall_ns;
   result["ready_batches_sum"] = stats.ready_batches_sum;
   result["questions"] = stats.questions;
   result["rollbacks"] = stats.rollbacks;

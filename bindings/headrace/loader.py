@@ -12,6 +12,7 @@ from headrace._core import BufferPool, Engine, default_threads
 from headrace.device import DeviceFeed, PinnedPool, TorchDevice, normalise
 from headrace.main_iterator import MainProcessIterator
 from headrace.output import Output
+from headrace.report import in_words
 from headrace.route import Explanation, decide
 from headrace.torch_iterator import converting_iterator
 from headrace.worker_init import BegunByTorch
@@ -160,8 +161,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             what decoding needs; `threads`, `io_threads`; `stages`: for "read", "decode" and
             "transform" the `items` and `bytes` that passed, `busy_ns` and `waiting_ns`
             (nanoseconds, summed over threads); `batches` handed out; `consumer_wait_ns`: how long
-            next() waited in all; `ready_batches_sum`: ready batches seen by each next(), summed
-            (divide by `batches` for the mean: near 0 means that the loader is the bottleneck);
+            next() waited in all; `wall_ns`: from the beginning to the end of the latest next();
+            `ready_batches_sum`: ready batches seen by each next(), summed (divide by `batches` for
+            the mean: near 0 means that the loader is the bottleneck);
             `questions`: samples that torch and Pillow computed; `rollbacks`: times that planned
             draws were taken back.
             With a device also `device`: `batches` and `bytes` whose copies are over and measured,
@@ -175,6 +177,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return {}
         stats = self._last_engine.stats()
         return stats if self._last_feed is None else {**stats, "device": self._last_feed.stats()}
+
+    def report(self) -> str:
+        """The counters of :meth:`stats` in words: the stage that limits, and what would help.
+
+        Prints and returns it.
+        """
+        text = in_words(self.stats(), len(os.sched_getaffinity(0)))
+        print(text)
+        return text
 
     def __iter__(self) -> Any:
         # A persistent iterator: one that cannot go on would never be replaced.

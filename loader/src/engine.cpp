@@ -183,6 +183,8 @@ struct Engine::Impl {
   StageCounter decode_counter;
   StageCounter transform_counter;
   std::uint64_t batches = 0;
+  const Clock::time_point begun = Clock::now();
+  std::uint64_t wall_ns = 0;
   std::uint64_t consumer_wait_ns = 0;
   std::uint64_t ready_batches_sum = 0;
   std::uint64_t questions = 0;
@@ -534,6 +536,7 @@ Engine::Event Engine::next(std::chrono::milliseconds timeout) {
     return impl.stopping || impl.fatal != nullptr || impl.asks() || impl.front_settled();
   });
   impl.consumer_wait_ns += nanoseconds_since(start);
+  impl.wall_ns = nanoseconds_since(impl.begun);
   if (impl.fatal != nullptr) std::rethrow_exception(impl.fatal);
   if (impl.stopping) throw Error(ErrorCode::kStopped, "stopped", {.stage = "engine"});
 
@@ -639,6 +642,7 @@ EngineStats Engine::stats() const {
                                impl_->transform_counter.read("transform")},
                     .batches = impl_->batches,
                     .consumer_wait_ns = impl_->consumer_wait_ns,
+                    .wall_ns = impl_->wall_ns,
                     .ready_batches_sum = impl_->ready_batches_sum,
                     .questions = impl_->questions};
   for (const auto& stream : impl_->streams) stats.rollbacks += stream.rollbacks();

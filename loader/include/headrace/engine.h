@@ -125,6 +125,7 @@ struct EngineStats {
   std::vector<Stage> stages;
   std::uint64_t batches = 0;            ///< handed out
   std::uint64_t consumer_wait_ns = 0;   ///< next() waited for data
+  std::uint64_t wall_ns = 0;            ///< from the engine's begin to the end of the latest next()
   std::uint64_t ready_batches_sum = 0;  ///< ready batches seen by each next(), summed
   std::uint64_t questions = 0;          ///< samples that were not judged here
   std::uint64_t rollbacks = 0;          ///< times that plans were taken back
