@@ -21,6 +21,7 @@ from headrace._core import Error, __version__
 from headrace.image_dataset import ImageDataset
 from headrace.image_folder import ImageFolder
 from headrace.loader import DataLoader
+from headrace.profiling import profile
 from headrace.route import Explanation
 from headrace.serving import transform_to_json
 
@@ -31,5 +32,6 @@ __all__ = [
     "ImageDataset",
     "ImageFolder",
     "__version__",
+    "profile",
     "transform_to_json",
 ]
