@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch.profiler import ProfilerActivity, schedule
+from torch.profiler import ProfilerAction, ProfilerActivity, schedule
 from torch.profiler import profile as TorchProfile
 
 from headrace._core import __version__
 from headrace.trace import SIDECAR_SUFFIX
+
+_COUNTERS = {"items", "bytes", "busy_ns", "waiting_ns", "batches", "consumer_wait_ns", "wall_ns"}
+_COUNTERS |= {"ready_batches_sum", "questions", "rollbacks"}
 
 
 class profile:
@@ -79,6 +82,7 @@ class profile:
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         self._allocator = _allocator_counts()
+        self._counters: dict[str, Any] = {}  # the loader's, when recording began
         self._profiler = TorchProfile(
             activities=activities,
             schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=repeat),
@@ -96,7 +100,18 @@ class profile:
     def step(self) -> None:
         """After each training step."""
         self._steps += 1
+        recording = self._recording()
         self._profiler.step()
+        if self._recording() and not recording:
+            self._counters = self._loader_counters()
+
+    def _recording(self) -> bool:
+        recording = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+        return self._profiler.current_action in recording
+
+    def _loader_counters(self) -> dict[str, Any]:
+        stats: Callable[[], dict[str, Any]] = getattr(self._loader, "stats", dict)
+        return stats()
 
     def __exit__(
         self,
@@ -117,8 +132,7 @@ class profile:
 
     def _sidecar(self) -> dict[str, Any]:
         cuda = torch.cuda.is_available()
-        stats: Callable[[], dict[str, Any]] = getattr(self._loader, "stats", dict)
-        counters = stats()
+        counters = _during(self._loader_counters(), self._counters)
         content: dict[str, Any] = {
             "headrace": __version__,
             "torch": torch.__version__,
@@ -159,6 +173,20 @@ class profile:
         run = Run(read_traces([str(trace) for trace in self.traces]))
         console.print(render(run, findings_of(run)))
         console.print(f"traces: {self.directory}", highlight=False)
+
+
+def _during(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """What the loader's counters rose by; `now` if an iteration began meanwhile."""
+    if not before or now["wall_ns"] < before["wall_ns"]:
+        return now
+
+    def rise(name: str, value: Any, old: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: rise(key, one, old.get(key, 0)) for key, one in value.items()}
+        counts = name in _COUNTERS and isinstance(old, int)
+        return value - old if counts else value
+
+    return {name: rise(name, value, before.get(name)) for name, value in now.items()}
 
 
 def _environment(name: str, default: int) -> int:

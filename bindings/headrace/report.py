@@ -51,7 +51,8 @@ def _limit(stats: dict[str, Any], wall: int, cores: int) -> str:
             "the training's thread; convert those files to sound JPEG or PNG"
         )
     read = stages["read"]
-    reading = read["busy_ns"] / (stats["io_threads"] * wall)
+    io_threads = 1 if stats["reader"] == "io_uring" else stats["io_threads"]
+    reading = read["busy_ns"] / (io_threads * wall)
     if read["waiting_ns"] >= _HELD_BACK * wall and reading < _BUSY:
         return (
             "read-bound: held back by read_budget_bytes "
@@ -65,7 +66,8 @@ def _limit(stats: dict[str, Any], wall: int, cores: int) -> str:
         )
     return (
         f"too little ahead: {_threads(threads)} are busy {100 * busy:.0f} % only; raise "
-        "prefetch_factor or num_workers, so that more batches are in flight"
+        "prefetch_factor or num_workers, so that more batches are in flight; if that doesn't help, "
+        "the disk answers late: put the files into the page cache, or pack them into fewer"
     )
 
 

@@ -357,6 +357,24 @@ def test_a_gpu_without_events_is_not_taken_for_a_cpu(tmp_path: Path) -> None:
     assert first(waiting(deviceProperties=[])) == ("data", "loader", "high")
 
 
+def test_a_cpu_that_does_not_wait_for_data(tmp_path: Path) -> None:
+    writer = TraceWriter(deviceProperties=[])
+    for begin in steps(writer):
+        writer.loader(begin + 10, 1_000)
+    diagnosis = diagnose(writer.write(tmp_path / "a.json"))
+    assert first(diagnosis) == ("unknown", "balanced", "none")
+    assert "not the data" in diagnosis["findings"][0]["title"]
+
+
+def test_counters_that_contradict_the_trace_are_a_finding(tmp_path: Path) -> None:
+    for waited, found in ((400, False), (800, True)):
+        trace = data_bound().write(tmp_path / "a.json")
+        loader = {"consumer_wait_ns": waited, "wall_ns": 1000}
+        (tmp_path / "a.headrace.json").write_text(json.dumps({"loader": loader}))
+        kinds = [finding["kind"] for finding in diagnose(trace)["findings"]]
+        assert kinds == (["loader", "counters-differ"] if found else ["loader"])
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ def findings_of(run: Run) -> list[Finding]:
         return [reason]
     split = split_communication(run.ranks)
     found = data.loader_findings(run) if run.trains_on_cpu else _all_layers(run, split)
+    found += data.counter_findings(run)
     named = [finding for finding in found if finding.layer != "unknown"]
     named.sort(key=lambda finding: -finding.ms_per_step)
     _causes_first(named)
@@ -128,6 +129,10 @@ def _unknown(kind: str, title: str, *treatment: str) -> Finding:
 
 
 def _nothing(run: Run) -> Finding:
+    if run.trains_on_cpu:
+        waits = 100 * run.share("loader")
+        title = f"not the data: the loop waits in the loader for {waits:.1f} % of the step"
+        return _unknown("balanced", title, "No GPU in this trace: nothing more can be told")
     evidence = [
         f"{run.kind_names().get(k, k)} {100 * run.share(k):.1f} %"
         for k in ("compute", "loader", "communication", "host")

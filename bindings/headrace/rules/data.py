@@ -5,6 +5,7 @@ from headrace.rules.common import level_of, to_device
 
 DATA = (0.05, 0.20)
 COPIES = (0.03, 0.10)
+COUNTERS_DIFFER = 0.05
 
 
 def loader_findings(run: Run) -> list[Finding]:
@@ -35,7 +36,6 @@ def loader_findings(run: Run) -> list[Finding]:
             "no GPU in this trace: this is the loop's time in next(), and the most "
             "that another loader can win"
         )
-    evidence += _counter_evidence(worst)
     return [
         Finding("data", "loader", level, title, ms, evidence, _loader_treatment(run, worst, ms))
     ]
@@ -83,21 +83,27 @@ def _loader_treatment(run: Run, worst: Rank, ms: float) -> list[str]:
     ]
 
 
-def _counter_evidence(rank: Rank) -> list[str]:
-    """What the loader's own counters say, and whether they agree with the trace."""
-    loader = rank.traces[-1].sidecar.get("loader") or {}
-    waited, wall = loader.get("consumer_wait_ns"), loader.get("wall_ns")
-    if not waited or not wall:
-        return []
-    counted = waited / wall
-    traced = rank.mean_ms(lambda step: step.loader_wait_ns) / rank.step_ms
-    evidence = [f"the loader's own counters: {100 * counted:.1f} % of the time in next()"]
-    if abs(counted - traced) > 0.05:
-        evidence.append(
-            f"trace ({100 * traced:.1f} %) and counters differ by more than 5 points: "
-            "the profiled steps were not like the others"
-        )
-    return evidence
+def counter_findings(run: Run) -> list[Finding]:
+    """The loader's own counters, where they contradict the trace."""
+    for rank in run.ranks:
+        loaders = [trace.sidecar.get("loader") or {} for trace in rank.traces]
+        wall = sum(loader.get("wall_ns", 0) for loader in loaders)
+        if not wall:
+            continue
+        counted = sum(loader.get("consumer_wait_ns", 0) for loader in loaders) / wall
+        traced = rank.mean_ms(lambda step: step.loader_wait_ns) / rank.step_ms
+        if abs(counted - traced) > COUNTERS_DIFFER:
+            return [
+                Finding(
+                    "unknown",
+                    "counters-differ",
+                    "none",
+                    f"trace and the loader's counters differ on {rank}: {100 * traced:.1f} and "
+                    f"{100 * counted:.1f} % of the time waiting for data",
+                    treatment=["Profile longer, in mid-epoch: one of them saw steps like no other"],
+                )
+            ]
+    return []
 
 
 def _loader_report(rank: Rank) -> str:
