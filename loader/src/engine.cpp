@@ -7,6 +7,8 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <queue>
+#include <tuple>
 #include <utility>
 
 #include "engine_parts.h"
@@ -95,6 +97,10 @@ struct Engine::Impl {
     Sample sample;
     ReadBuffer bytes;  // from arrival to the end of decoding; none for a sample in memory
     ImageInfo image;   // from arrival on
+
+    std::span<const std::byte> file() const noexcept {
+      return sample.memory ? sample.memory.bytes() : bytes.bytes();
+    }
   };
 
   /// A batch in flight. Stands still in memory, since tasks refer to it.
@@ -103,6 +109,22 @@ struct Engine::Impl {
     std::size_t stream = 0;
     bool opaque = false;
     std::vector<Row> rows;
+  };
+
+  /// A decode that may begin. The oldest batch goes first, and of that the largest files: those
+  /// that begin last hold the batch up. In a simulation with the sizes of photographs the longest
+  /// wait for a batch fell by 1 % with 2 threads, by 9 % with 8 and by 8 to 22 % with 16. The
+  /// largest of all batches first would double it and more.
+  struct ReadyDecode {
+    std::uint64_t batch = 0;
+    std::size_t row = 0;
+    std::size_t file_bytes = 0;
+
+    /// Whether the other goes first.
+    bool operator<(const ReadyDecode& other) const noexcept {
+      return std::tuple(other.batch, file_bytes, other.row) <
+             std::tuple(batch, other.file_bytes, row);
+    }
   };
 
   /// What one worker thread needs for itself.
@@ -163,7 +185,7 @@ struct Engine::Impl {
                ExifOrientation orientation) noexcept;
   void hand_in(std::uint64_t id, std::size_t row, const std::variant<ImageInfo, Doubt>& verdict,
                ReadBuffer bytes);
-  void decode(std::uint64_t id, std::size_t row, Worker& worker) noexcept;
+  void decode_next(Worker& worker) noexcept;
   void set_mirrored(std::uint64_t id, std::size_t row, bool mirrored);
   void publish(std::exception_ptr error) noexcept;
 
@@ -178,7 +200,7 @@ struct Engine::Impl {
   std::vector<PlanStream> streams;
   std::deque<std::unique_ptr<Job>> jobs;  // oldest first; ids are consecutive
 
-  std::size_t ready_decodes = 0;  // handed to the executor and not yet begun
+  std::priority_queue<ReadyDecode> ready_decodes;  // a task of the executor is there for each
 
   StageCounter decode_counter;
   StageCounter transform_counter;
@@ -306,10 +328,9 @@ void Engine::Impl::carry_out(PlanStream& stream) {
       Job& job = *find(action.batch);
       switch (action.kind) {
         case PlanStream::Action::Kind::kDecode:
-          ++ready_decodes;
-          executor->submit([this, id = action.batch, index = action.row](int worker) {
-            decode(id, index, workers[static_cast<std::size_t>(worker)]);
-          });
+          ready_decodes.push({action.batch, action.row, job.rows[action.row].file().size()});
+          executor->submit(
+              [this](int worker) { decode_next(workers[static_cast<std::size_t>(worker)]); });
           break;
         case PlanStream::Action::Kind::kRead:
           fetch(job, action.row, /*urgent=*/true);
@@ -388,11 +409,13 @@ void Engine::Impl::hand_in(std::uint64_t id, std::size_t row,
   carry_out(streams[job->stream]);
 }
 
-void Engine::Impl::decode(std::uint64_t id, std::size_t index, Worker& worker) noexcept {
+void Engine::Impl::decode_next(Worker& worker) noexcept {
   try {
     std::unique_lock lock(mutex);
     if (stopping) return;
-    reader->decode_began(--ready_decodes);
+    const auto [id, index, file_bytes] = ready_decodes.top();
+    ready_decodes.pop();
+    reader->decode_began(ready_decodes.size());
     Job& job = *find(id);  // stays until decoded()
     PlanStream& stream = streams[job.stream];
     const Plan& plan = stream.plan(id, index);

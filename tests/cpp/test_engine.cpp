@@ -500,6 +500,32 @@ TEST_CASE("the same batches come for 1, 2 and 8 threads, broken files among them
 #endif
 }
 
+TEST_CASE("of the decodes that are ready the oldest batch's largest file goes first", "[engine]") {
+  Rig rig;
+  rig.engine->submit(0, samples({10, 20, 30}));
+  rig.engine->submit(0, samples({40}));
+  std::vector<int> order;
+  struct Logged final : ReadShare {
+    Logged(std::vector<int>& log_in, int request_in) : log(log_in), request(request_in) {}
+    ~Logged() override { log.push_back(request); }
+    std::vector<int>& log;
+    int request;
+  };
+  const std::vector<int> widths = {40, 9, 200, 400};
+  for (const int request : {3, 1, 0, 2}) {
+    const auto file = flat_jpeg(widths.at(static_cast<std::size_t>(request)), 90, request);
+    Buffer memory(new std::byte[file.size()]);
+    std::ranges::copy(file, memory.get());
+    rig.script.on_done({rig.script.requests.at(static_cast<std::size_t>(request)).ticket,
+                        ReadBuffer(memory, file.size(), std::make_unique<Logged>(order, request)),
+                        0, ""});
+  }
+  CHECK(order.empty());
+  rig.run_tasks();  // whichever task it is
+  CHECK(order == std::vector{2, 0, 1, 3});
+  CHECK(rig.script.ready == 0);
+}
+
 TEST_CASE("stats count what passed", "[engine]") {
   Rig rig;
   rig.engine->submit(0, samples({10, 20}));
