@@ -21,6 +21,7 @@
 #include "headrace/engine.h"
 #include "headrace/error.h"
 #include "headrace/threads.h"
+#include "offered_memory.h"
 
 namespace py = pybind11;
 
@@ -33,6 +34,7 @@ using headrace::Engine;
 using headrace::EngineOptions;
 using headrace::EngineStats;
 using headrace::Field;
+using headrace::OfferedMemory;
 using headrace::PinnedAllocator;
 using headrace::PinnedBuffer;
 using headrace::Question;
@@ -264,15 +266,27 @@ void bind_engine(py::module_& module) {
         return result;
       });
 
+  py::class_<OfferedMemory, std::shared_ptr<OfferedMemory>>(
+      module, "OfferedMemory", "Memory for a BufferPool that the caller brings and keeps alive.")
+      .def(py::init<>())
+      .def(
+          "offer",
+          [](OfferedMemory& self, std::uintptr_t memory, std::size_t bytes) {
+            self.offer(reinterpret_cast<void*>(memory), bytes);
+          },
+          py::arg("memory"), py::arg("bytes"))
+      .def("withdraw", &OfferedMemory::withdraw, "Takes back what nobody took.");
+
   py::class_<BufferPool, std::shared_ptr<BufferPool>>(
       module, "BufferPool", "Recycles the memory of batches: keeps up to max_idle free blocks.")
-      .def(py::init([](std::size_t max_idle, std::shared_ptr<PinnedAllocator> pinned) {
-             if (pinned == nullptr) {
-               return std::make_shared<BufferPool>(headrace::make_host_allocator(), max_idle);
-             }
-             return std::make_shared<BufferPool>(std::move(pinned), max_idle);
+      .def(py::init([](std::size_t max_idle, std::shared_ptr<PinnedAllocator> pinned,
+                       std::shared_ptr<OfferedMemory> offered) {
+             std::shared_ptr<headrace::Allocator> allocator = std::move(pinned);
+             if (offered != nullptr) allocator = std::move(offered);
+             if (allocator == nullptr) allocator = headrace::make_host_allocator();
+             return std::make_shared<BufferPool>(std::move(allocator), max_idle);
            }),
-           py::arg("max_idle"), py::arg("pinned") = py::none())
+           py::arg("max_idle"), py::arg("pinned") = py::none(), py::arg("offered") = py::none())
       .def("stats", [](const BufferPool& self) {
         const auto stats = self.stats();
         py::dict result;

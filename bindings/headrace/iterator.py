@@ -25,6 +25,7 @@ from headrace._core import Batch, Engine, Error, Question, RandomStream, Transfo
 from headrace.device import DeviceFeed
 from headrace.failure import Failure
 from headrace.output import Output
+from headrace.pinned import PinnedBatches, pinned_bytes
 from headrace.samples import Sample, anchored, fetch, leaves, resolve
 from headrace.settings import ProcessSettings
 from headrace.worker_init import BegunByTorch
@@ -71,6 +72,8 @@ class NativeIterator(_BaseDataLoaderIter):
         # computes there is no feed.
         self._device = loader._torch_device()
         self._feed: DeviceFeed | None = None
+        # The memory of batches with pin_memory=True.
+        self._pinned: PinnedBatches | None = None
         self._questions = 0  # that were answered
         # By batch id, from the hand-over to the delivery.
         self._tensors: dict[int, list[torch.Tensor]] = {}
@@ -96,6 +99,9 @@ class NativeIterator(_BaseDataLoaderIter):
                 loader.memory_format,
                 pinned.allocator,
             )
+        elif self._pin_memory and self._mixing is None and self._auto_collation:
+            self._pinned = PinnedBatches(transform, loader.memory_format, pinned_bytes)
+            pool = self._pinned.pool
         self._engine = Engine(
             transform,
             streams,
@@ -130,7 +136,12 @@ class NativeIterator(_BaseDataLoaderIter):
         if isinstance(samples, list):
             try:
                 placed = anchored(samples, self._settings.directory)
-                return self._engine.submit(stream, placed), samples
+                if self._pinned is None:
+                    return self._engine.submit(stream, placed), samples
+                memory = self._pinned.offer(len(placed))
+                batch = self._engine.submit(stream, placed)
+                self._pinned.keep(batch, memory)
+                return batch, samples
             except (TypeError, ValueError, OverflowError) as error:  # labels or paths of odd types
                 samples = error
         return None, samples
@@ -303,6 +314,10 @@ class NativeIterator(_BaseDataLoaderIter):
     def _deliver(self, batch: Batch) -> Any:
         """What a finished batch turns into: tensors, an opaque result, or an exception to raise."""
         tensors = self._tensors.pop(batch.id, None)
+        if self._pinned is not None:
+            if batch.has_fields:
+                return self._pinned.take(batch.id, batch.rows)
+            self._pinned.forget(batch.id)
         return tensors or self._place(self._make(batch))
 
     def _place(self, data: Any) -> Any:

@@ -53,6 +53,8 @@ class WorkerIterator(NativeIterator):
                 batch = self._wait().id
                 self._answers.pop(batch, None)
                 self._tensors.pop(batch, None)
+                if self._pinned is not None:
+                    self._pinned.forget(batch)
         self._forget()
         for _ in range(self._ahead):
             self._try_put_index()

@@ -285,6 +285,51 @@ def test_on_torchs_path_torch_moves_the_batches(
     isolated(torch_path, double, pictures)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True, "memory_format": torch.channels_last},
+        {"num_workers": 0, "dtype": torch.float16},
+    ],
+)
+def test_pin_memory_has_the_engine_write_into_torchs_own_memory(
+    mixed_pictures: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ordinary memory for pinned, since that needs a GPU."""
+    blocks: list[torch.Tensor] = []
+
+    def allocate(count: int) -> torch.Tensor:
+        blocks.append(torch.full((count,), 0xA5, dtype=torch.uint8))
+        return blocks[-1]
+
+    def rounds(loader: Any) -> list[Any]:
+        found: list[Any] = []
+        next(iter(loader))  # and left: its other batches are dropped
+        for _ in range(2):
+            iterator = iter(loader)
+            while True:
+                try:
+                    found.append(next(iterator))
+                except StopIteration:
+                    break
+                except Exception as error:
+                    found.append(str(error).splitlines()[-1])
+        return found
+
+    expected = rounds(make(str(mixed_pictures), device=None, **options))
+    monkeypatch.setattr("headrace.iterator.pinned_bytes", allocate)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    found = rounds(make(str(mixed_pictures), device=None, pin_memory=True, **options))
+    addresses = {block.data_ptr() for block in blocks}
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, str):
+            assert one == other
+        else:
+            assert_same(one, other)
+            assert {tensor.data_ptr() for tensor in one} <= addresses
+
+
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_torch_finishes_pixels_as_the_cpu_does(
