@@ -28,7 +28,7 @@ case ${1:-} in
   '') ;;
   --demo) extra='[demo]' ;;
   --dev)
-    extra='[dev]'
+    extra='[dev,ecosystem]'
     packages+=(catch2 ccache clang clang-format clang-tidy libclang-rt-14-dev valgrind)
     ;;
   *) die "usage: bash tests/setup.sh [--dev | --demo]" ;;

@@ -12,6 +12,7 @@ from headrace._core import BufferPool, Engine, default_threads
 from headrace.device import DeviceFeed, PinnedPool, TorchDevice, normalise
 from headrace.main_iterator import MainProcessIterator
 from headrace.output import Output
+from headrace.rebuilt import AskedByAccelerate
 from headrace.report import in_words
 from headrace.route import Explanation, decide
 from headrace.torch_iterator import converting_iterator
@@ -62,6 +63,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     width], of the transform's dtype or `dtype`, and int64 labels of shape [batch], on the CPU.
     Their memory is theirs for as long as they are held, and is used again when they are freed.
     """
+
+    _is_accelerate_prepared = AskedByAccelerate()
 
     def __init__(
         self,
