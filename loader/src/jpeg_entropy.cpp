@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 namespace headrace {
@@ -11,6 +12,7 @@ namespace {
 constexpr int kEndOfBlock = 128;
 constexpr int kLong = 64;  ///< code or value do not fit: `length` bits of code, then run and size
 constexpr int kLongestCode = 16;
+constexpr int kSkipBits = 18;  ///< most of one lookup, so that three need no more than 56 bits
 constexpr int kZeroRun = 0xF0;
 constexpr int kRestartMask = 0xF8;
 constexpr int kFirstRestart = 0xD0;
@@ -115,6 +117,25 @@ bool JpegEntropyDecoder::DcTable::build(const HuffmanCode& from) {
   });
 }
 
+JpegEntropyDecoder::AcSkip JpegEntropyDecoder::AcTable::join(
+    const std::array<AcEntry, 1 << kAcBits>& single, std::size_t bits) {
+  int length = 0;
+  int advance = 0;
+  while (length < kAcBits && advance < kLong) {
+    const AcEntry& next = single[(bits << length) & (single.size() - 1)];
+    if (next.length == 0 || length + next.length > kAcBits) break;
+    const bool is_long = next.advance == kLong;
+    const int next_length = next.length + (is_long ? next.second : 0);
+    const int next_advance = is_long ? next.first + 1 : next.advance;
+    if (length + next_length > kSkipBits) break;
+    if (next_advance < kEndOfBlock && advance + next_advance >= kLong) break;
+    length += next_length;
+    advance += next_advance;
+  }
+  if (length == 0) advance = kLong;
+  return {static_cast<std::uint8_t>(length), static_cast<std::uint8_t>(advance)};
+}
+
 bool JpegEntropyDecoder::AcTable::build(const HuffmanCode& from) {
   code = from;
   set_long_codes(from, long_codes);
@@ -160,6 +181,7 @@ bool JpegEntropyDecoder::AcTable::build(const HuffmanCode& from) {
       }
     }
     entries[i] = entry;
+    skips[i] = join(single, i);
   }
   return true;
 }
@@ -285,16 +307,21 @@ template <bool kStore>
   dc += static_cast<std::uint32_t>(reader.take_value(dc_size));
   if constexpr (kStore) block[0] = static_cast<std::int16_t>(dc);
 
-  constexpr int kLookups = 56 / kAcBits;
+  constexpr int kLookups = 56 / (kStore ? kAcBits : kSkipBits);
   const AcEntry* const entries = tables.ac->entries.data();
+  const AcSkip* const skips = tables.ac->skips.data();
   int k = 1;
   while (true) {
-    AcEntry entry;
+    std::conditional_t<kStore, AcEntry, AcSkip> entry;
     std::uint64_t before;
     reader.refill();
     for (int i = 0; i < kLookups; ++i) {
       before = reader.bits;
-      entry = entries[before >> (64 - kAcBits)];
+      if constexpr (kStore) {
+        entry = entries[before >> (64 - kAcBits)];
+      } else {
+        entry = skips[before >> (64 - kAcBits)];
+      }
       reader.drop(entry.length);
       if constexpr (kStore) {
         // The second first: past the end of the block both would go to its last coefficient.
@@ -311,9 +338,17 @@ template <bool kStore>
 
     // One symbol by itself: it is too long for the table, or the block ends with the first of two.
     k -= entry.advance;
-    int run = entry.first;
-    int size = entry.second;
-    if (entry.advance != kLong || entry.length == 0) {
+    int run = 0;
+    int size = 0;
+    bool known = false;
+    if constexpr (kStore) {
+      known = entry.advance == kLong && entry.length > 0;
+      run = entry.first;
+      size = entry.second;
+    }
+    if (known) {
+      reader.refill();
+    } else {
       reader.bits = before;
       reader.count += entry.length;
       reader.refill();
@@ -324,8 +359,6 @@ template <bool kStore>
       run = symbol >> 4;
       size = symbol & 15;
       if (size == 0 && symbol != kZeroRun) return true;
-    } else {
-      reader.refill();
     }
     const int value = reader.take_value(size);
     k += run;

@@ -65,7 +65,7 @@ class JpegEntropyDecoder {
 
  private:
   static constexpr int kDcBits = 9;
-  static constexpr int kAcBits = 10;
+  static constexpr int kAcBits = 11;
 
   /// Codes that are longer than the tables are wide.
   struct LongCodes {
@@ -90,10 +90,18 @@ class JpegEntropyDecoder {
     std::array<DcEntry, 1 << kDcBits> entries;
     bool build(const HuffmanCode& from);
   };
+  /// As many symbols as fit, without their values; the last value may reach beyond the table's
+  /// bits.
+  struct AcSkip {
+    std::uint8_t length;   ///< bits in all
+    std::uint8_t advance;  ///< as in AcEntry
+  };
   struct AcTable {
     HuffmanCode code;
     LongCodes long_codes;
     std::array<AcEntry, 1 << kAcBits> entries;
+    std::array<AcSkip, 1 << kAcBits> skips;
+    static AcSkip join(const std::array<AcEntry, 1 << kAcBits>& single, std::size_t bits);
     bool build(const HuffmanCode& from);
   };
   struct BlockTables {
