@@ -31,7 +31,7 @@ set(image ${CMAKE_CURRENT_BINARY_DIR}/device_kernel_image.inc)
 add_custom_command(OUTPUT ${image}
   COMMAND ${HEADRACE_NVCC} -fatbin -std=c++17 -O3 ${code} -o ${fatbin} ${source}
   # Of 8-byte words, since the driver reads it in such.
-  COMMAND ${HEADRACE_BIN2C} --const --type longlong --name kernel_image ${fatbin} > ${image}
+  COMMAND ${HEADRACE_BIN2C} --const --type longlong --name kKernelImage ${fatbin} > ${image}
   DEPENDS ${source} ${CMAKE_CURRENT_SOURCE_DIR}/src/device_finish.h
   COMMENT "Compiling the CUDA kernels" VERBATIM)
 target_sources(headrace PRIVATE ${image})

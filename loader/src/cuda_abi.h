@@ -42,6 +42,7 @@ inline constexpr std::uintptr_t kLegacyStream = 1;
 inline constexpr std::uintptr_t kPerThreadStream = 2;
 
 /// The driver's functions, under its own names (their unversioned form).
+// NOLINTBEGIN(readability-identifier-naming)
 struct Functions {
   Result (*cuInit)(unsigned flags);
   Result (*cuDriverGetVersion)(int* version);
@@ -83,5 +84,6 @@ struct Functions {
                            unsigned block_x, unsigned block_y, unsigned block_z,
                            unsigned shared_bytes, Stream stream, void** parameters, void** extra);
 };
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace headrace::cuda

@@ -68,6 +68,7 @@ void CudaDriver::start() {
 void CudaDriver::load() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): the error is this thread's own
     fail("no CUDA driver: " + std::string(dlerror()) +
          ". Install NVIDIA's driver, or leave out device=");
   }

@@ -134,6 +134,7 @@ void DeviceCopier::Impl::refuse_capture(StreamHandle handle) const {
       "and copy it into the graph's static input");
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): its memory is this call's from now on
 void DeviceCopier::Impl::submit(Batch batch, std::span<const DeviceAddress> targets,
                                 std::optional<StreamHandle> allocated_on) {
   const std::lock_guard lock(mutex);
@@ -281,6 +282,7 @@ void DeviceCopier::Impl::fail(const Error& error) {
 
 std::vector<FieldSpec> DeviceCopier::Impl::outputs(const std::vector<Field>& fields) const {
   std::vector<FieldSpec> specs;
+  specs.reserve(fields.size());
   for (const Field& field : fields) specs.push_back(field.spec);
   if (finishes(fields)) {
     specs[kPixels] = options.finish->output;

@@ -1,4 +1,5 @@
 #include <memory>
+#include <utility>
 
 #include "device_memory.h"
 #include "headrace/device.h"
@@ -17,8 +18,10 @@ constexpr std::int64_t kNoSynchronisation = -1;
 /// process.
 struct Consumer {
   std::shared_ptr<DeviceBlock> block;
-  std::int64_t stream = kNoSynchronisation;
+  std::int64_t stream;
 
+  Consumer(std::shared_ptr<DeviceBlock> owned, std::int64_t reading)
+      : block(std::move(owned)), stream(reading) {}
   ~Consumer() {
     if (stream == kNoSynchronisation) {
       block->used_somewhere();

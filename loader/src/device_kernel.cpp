@@ -11,7 +11,7 @@ namespace headrace {
 
 std::span<const std::byte> built_in_kernel_image() noexcept {
 #ifdef HEADRACE_HAS_KERNEL_IMAGE
-  return std::as_bytes(std::span(kernel_image));
+  return std::as_bytes(std::span(kKernelImage));
 #else
   return {};
 #endif

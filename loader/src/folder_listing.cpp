@@ -97,6 +97,7 @@ int read_directory(const std::string& path, const Visit& visit) {
   if (directory == nullptr) return errno;
   while (true) {
     errno = 0;
+    // NOLINTNEXTLINE(concurrency-mt-unsafe): no other thread has this DIR
     const dirent* entry = readdir(directory.get());
     if (entry == nullptr) return errno;
     const std::string_view name = entry->d_name;

@@ -248,7 +248,7 @@ constexpr auto kTrialFile =
 }  // namespace
 
 bool RegionDecoder::has_own_path() {
-  static const bool has = [] {
+  static const bool kHas = [] {
     try {
       RegionDecoder decoder;
       RgbImage own;
@@ -266,7 +266,7 @@ bool RegionDecoder::has_own_path() {
       return false;
     }
   }();
-  return has;
+  return kHas;
 }
 
 EntropyPath RegionDecoder::decode(std::span<const std::byte> file,

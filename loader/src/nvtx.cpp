@@ -26,8 +26,8 @@ struct Functions {
 };
 
 const Functions& functions() {
-  static const Functions loaded;
-  return loaded;
+  static const Functions kLoaded;
+  return kLoaded;
 }
 
 }  // namespace

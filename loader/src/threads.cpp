@@ -104,7 +104,7 @@ int affinity_cpus() {
 }
 
 std::optional<int> positive(const char* variable) {
-  const char* text = std::getenv(variable);
+  const char* text = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe): nothing sets it
   if (text == nullptr) return {};
   const auto value = number(text);
   if (!value || *value < 1 || *value > 1e6) return {};
