@@ -36,11 +36,14 @@ tidy() {
     xargs -0 -n 1 -P "$(nproc)" clang-tidy --quiet -p build/release
 }
 fuzz() {
-  local fresh=build/fuzz/inputs pictures=${HEADRACE_CORPUS:-../shared/corpus}
+  local format fresh pictures=${HEADRACE_CORPUS:-../shared/corpus}
   [[ -d $pictures ]] || pictures=
-  mkdir -p "$fresh"
-  build/fuzz/tests/fuzz/fuzz_jpeg -max_total_time=30 -max_len=20000 \
-    -artifact_prefix=build/fuzz/ "$fresh" ${pictures:+"$pictures"}
+  for format in jpeg png; do
+    fresh=build/fuzz/inputs-$format
+    mkdir -p "$fresh"
+    "build/fuzz/tests/fuzz/fuzz_$format" -max_total_time=20 -max_len=20000 \
+      -artifact_prefix=build/fuzz/ "$fresh" ${pictures:+"$pictures"}
+  done
 }
 
 # GCC 12's ThreadSanitizer fails on kernels that randomise more address bits than it expects.

@@ -169,6 +169,87 @@ TEST_CASE("engine hands out batches in submission order, in whatever order reads
   CHECK(grays(second) == std::vector{30});
 }
 
+MemoryBlock in_memory(const std::vector<std::byte>& bytes) {
+  const auto owner = std::make_shared<std::vector<std::byte>>(bytes);
+  return {std::shared_ptr<const std::byte>(owner, owner->data()), bytes.size()};
+}
+
+Sample pixels_sample(int gray) {
+  Sample sample = samples({gray})[0];
+  sample.memory = in_memory(std::vector<std::byte>(4 * 3 * 3, static_cast<std::byte>(gray)));
+  sample.width = 4;
+  sample.height = 3;
+  return sample;
+}
+
+TEST_CASE("samples in memory are not read, and stand beside files", "[engine]") {
+  Rig rig;
+  auto batch = samples({10, 20, 30});
+  batch[0].memory = in_memory(flat_jpeg(9, 5, 10));
+  batch[2] = pixels_sample(30);
+  rig.engine->submit(0, batch);
+  REQUIRE(rig.script.requests.size() == 1);
+  CHECK(rig.script.requests[0].sample.path == "20.jpg");
+  rig.script.finish(0, flat_jpeg(4, 4, 20));
+  const auto done = rig.expect<Batch>();
+  CHECK(grays(done) == std::vector{10, 20, 30});
+  CHECK(labels(done) == std::vector<std::int64_t>{10, 20, 30});
+}
+
+TEST_CASE("a batch of pixels is ready without any other event", "[engine]") {
+  Rig rig;
+  rig.engine->submit(0, {pixels_sample(5), pixels_sample(6)});
+  CHECK(grays(rig.expect<Batch>()) == std::vector{5, 6});
+}
+
+TEST_CASE("memory of samples is let go of with their batch", "[engine]") {
+  Rig rig;
+  const Sample file = pixels_sample(7);
+  const long before = file.memory.data.use_count();
+  rig.engine->submit(0, {file, file});
+  rig.expect<Batch>();
+  CHECK(file.memory.data.use_count() == before);
+  rig.engine->submit(0, {file});
+  rig.engine.reset();
+  rig.tasks.clear();
+  CHECK(file.memory.data.use_count() == before);
+}
+
+TEST_CASE("samples in memory are planned again after a failure before them", "[engine]") {
+  // Rows that were planned on a wrong guess end as in an engine that never guessed.
+  const auto flips = [](bool damaged_first) {
+    Rig rig;
+    auto first = samples({10});
+    first[0].memory = in_memory(damaged_first ? std::vector<std::byte>(20) : flat_jpeg(4, 4, 10));
+    auto second = samples({20, 30});
+    second[0].memory = in_memory(flat_jpeg(4, 4, 20));
+    second[1] = pixels_sample(30);
+    rig.engine->submit(0, first);
+    rig.engine->submit(0, second);
+    if (damaged_first) {
+      const auto question = rig.expect<Question>();
+      RandomStream after = question.random;
+      after.rand();
+      rig.engine->fail(question, after);
+    }
+    rig.expect<Batch>();
+    const auto batch = rig.expect<Batch>();
+    CHECK(grays(batch) == std::vector{20, 30});
+    return batch.random_after.words_drawn();
+  };
+  CHECK(flips(true) == flips(false));
+}
+
+TEST_CASE("pixels whose memory does not fit their shape are refused", "[engine]") {
+  Rig rig;
+  Sample sample = pixels_sample(5);
+  sample.width = 5;
+  CHECK_THROWS_WITH(rig.engine->submit(0, {sample}), contains("another size than its shape"));
+  sample.width = -4;
+  CHECK_THROWS_WITH(rig.engine->submit(0, {sample}), contains("another size than its shape"));
+  CHECK(rig.engine->in_flight() == 0);
+}
+
 TEST_CASE("a batch stays as it is while it is held", "[engine]") {
   Rig rig;
   rig.engine->submit(0, samples({1}));
