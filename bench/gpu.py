@@ -22,9 +22,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--patience", type=float, default=1, help="factor of all time limits")
     parser.add_argument("cmake_options", nargs="*")
     arguments = parser.parse_args()
-    steps = Steps(arguments.build, arguments.out)
+    steps = Steps(arguments.build, arguments.out, arguments.patience)
     steps.run("build", lambda: steps.build_all(arguments.cmake_options))
     steps.run("tests on the double", steps.tests_on_the_double)
     sys.path.insert(0, str(steps.package))
@@ -40,8 +41,8 @@ def main() -> int:
 class Steps:
     """What is done, in order, and what came of it."""
 
-    def __init__(self, build: Path, out: Path) -> None:
-        self.build, self.out = build, out
+    def __init__(self, build: Path, out: Path, patience: float) -> None:
+        self.build, self.out, self.patience = build, out, patience
         self.package = build / "py"
         self.pictures = build / "pictures"
         self.environment = dict(os.environ, PYTHONPATH=str(self.package))
@@ -81,7 +82,7 @@ class Steps:
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 env=self.environment,
-                timeout=limit_s,
+                timeout=limit_s * self.patience,
             )
         lines = log.read_text(errors="replace").strip().splitlines() or [""]
         if done.returncode != 0:

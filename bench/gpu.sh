@@ -4,10 +4,11 @@
 # ResNet-50 step with torch's loader and ours. Needs CUDA 13, Python 3.12, torch 2.11, CMake, ninja,
 # pybind11 and the folder that bench/gpu_pack.sh makes elsewhere.
 #
-#   bash bench/gpu.sh [--dependencies DIR] [--out DIR]
+#   bash bench/gpu.sh [--dependencies DIR] [--out DIR] [--patience N]
 #
 # --dependencies  the packed folder; without it, what is installed
 # --out           where gpu.json, gpu.png and the logs go; default: build/gpu/result
+# --patience      multiplies the steps' time limits, for a machine that is slow or shared; default: 1
 # Where there is no GPU, what needs one is skipped and named. Exit status 1 if a step failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,11 +16,13 @@ root=$PWD
 build=$root/build/gpu
 out=$build/result
 dependencies=
+patience=1
 while (($#)); do
   case $1 in
     --dependencies) dependencies=$(realpath "$2") ;;
     --out) out=$(realpath -m "$2") ;;
-    *) echo "usage: bash bench/gpu.sh [--dependencies DIR] [--out DIR]" >&2; exit 2 ;;
+    --patience) patience=$2 ;;
+    *) sed -n 's/^#   //p' "$0" >&2; exit 2 ;;
   esac
   shift 2
 done
@@ -47,5 +50,5 @@ EOF
 fi
 export PATH=$PATH:/usr/local/cuda/bin
 
-exec "$python" bench/gpu.py --build "$build" --out "$out" -- \
+exec "$python" bench/gpu.py --build "$build" --out "$out" --patience "$patience" -- \
   -DPython_EXECUTABLE="$(command -v "$python")" "${cmake_options[@]}"
