@@ -42,8 +42,11 @@ fuzz() {
     fresh=build/fuzz/inputs-$format
     mkdir -p "$fresh"
     "build/fuzz/tests/fuzz/fuzz_$format" -max_total_time=20 -max_len=20000 \
-      -artifact_prefix=build/fuzz/ "$fresh" ${pictures:+"$pictures"}
+      -artifact_prefix=build/fuzz/ "$fresh" ${pictures:+"$pictures"} || return
   done
+  mkdir -p build/fuzz/inputs-trace
+  build/fuzz/tests/fuzz/fuzz_trace -max_total_time=5 -artifact_prefix=build/fuzz/ \
+    build/fuzz/inputs-trace tests/fuzz/traces
 }
 
 # GCC 12's ThreadSanitizer fails on kernels that randomise more address bits than it expects.

@@ -30,7 +30,7 @@ bool microseconds_to_ns(std::string_view text, std::int64_t& ns) {
   std::int64_t whole = 0;
   const auto [after, problem] = std::from_chars(at, end, whole);
   if (problem != std::errc{}) return false;
-  constexpr std::int64_t kMaxWhole = INT64_MAX / 1000 - 1;
+  constexpr std::int64_t kMaxWhole = INT64_MAX / 4000;  // sums of two must not overflow
   if (whole > kMaxWhole || whole < -kMaxWhole) return false;
   std::int64_t fraction = 0;
   at = after;
@@ -53,6 +53,9 @@ bool microseconds_to_ns(std::string_view text, std::int64_t& ns) {
 
 namespace {
 
+// Eleven days: longer comes from a damaged trace, as of an event that never ended.
+constexpr std::int64_t kMaxDurationNs = 1'000'000'000'000'000;
+
 // A number, or a number in a string: tools disagree.
 std::string_view number_text(ondemand::value value) {
   std::string_view text = value.raw_json_token();
@@ -64,7 +67,9 @@ std::int64_t integer(ondemand::value value) {
   const std::string_view text = number_text(value);
   std::int64_t number = -1;
   const auto [after, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return problem == std::errc{} ? number : -1;
+  // Larger is no count of anything, and sums of them would overflow.
+  constexpr std::int64_t kMaxInteger = std::int64_t{1} << 53;
+  return problem == std::errc{} && number <= kMaxInteger && number >= -kMaxInteger ? number : -1;
 }
 
 std::string_view text(ondemand::value value) {
@@ -118,7 +123,8 @@ void TraceEventParser::Impl::read_object(ondemand::object object) {
     } else if (key == "ts") {
       if (!microseconds_to_ns(number_text(value), event.begin_ns)) event.begin_ns = -1;
     } else if (key == "dur") {
-      if (!microseconds_to_ns(number_text(value), event.duration_ns)) event.duration_ns = 0;
+      const bool valid = microseconds_to_ns(number_text(value), event.duration_ns);
+      if (!valid || event.duration_ns > kMaxDurationNs) event.duration_ns = 0;
     } else if (key == "args") {
       ondemand::json_type type{};
       if (value.type().get(type) == simdjson::SUCCESS && type == ondemand::json_type::object) {

@@ -29,7 +29,7 @@ struct TraceReader::Impl final : TraceSplitter::Sink {
   TraceSplitter splitter;
 };
 
-TraceReader::TraceReader(std::string path) : impl_(std::make_unique<Impl>(path)) {}
+TraceReader::TraceReader(const std::string& path) : impl_(std::make_unique<Impl>(path)) {}
 TraceReader::~TraceReader() = default;
 
 void TraceReader::feed(std::span<const char> bytes) { impl_->splitter.feed(bytes); }

@@ -15,7 +15,8 @@ bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; 
 
 }  // namespace
 
-TraceSplitter::TraceSplitter(Sink& sink, std::string path) : sink_(sink), path_(std::move(path)) {}
+TraceSplitter::TraceSplitter(Sink& sink, std::string path)
+    : sink_(sink), path_(std::move(path)), buffer_(kPadding) {}
 
 void TraceSplitter::fail(const std::string& message, std::size_t at) const {
   const auto byte = buffer_offset_ + static_cast<std::int64_t>(at);
@@ -71,6 +72,7 @@ void TraceSplitter::scan() {
         changed = scan_value();
         if (changed) {
           std::string_view value = token();
+          if (value.empty()) fail("expected a value", token_);
           while (is_space(value.back())) value.remove_suffix(1);
           sink_.member(key_, value);
           state_ = State::kBeforeKey;
