@@ -33,12 +33,13 @@ py::list listed(const Values& values, auto&& convert) {
 
 py::dict to_python(const headrace::TraceStep& step) {
   using py::literals::operator""_a;
-  return py::dict(
-      "name"_a = to_python_path(step.name), "span_ns"_a = to_python(step.span),
-      "time_ns"_a = numbers(step.time_ns), "device_events"_a = step.device_events,
-      "loader_wait_ns"_a = step.loader_wait_ns, "communication_ns"_a = step.communication_ns,
-      "sync_idle_ns"_a = step.sync_idle_ns, "to_device_ns"_a = numbers(step.to_device_ns),
-      "to_device_exposed_ns"_a = numbers(step.to_device_exposed_ns));
+  return py::dict("name"_a = to_python_path(step.name), "span_ns"_a = to_python(step.span),
+                  "time_ns"_a = numbers(step.time_ns), "device_events"_a = step.device_events,
+                  "loader_wait_ns"_a = step.loader_wait_ns,
+                  "communication_ns"_a = step.communication_ns,
+                  "sync_idle_ns"_a = step.sync_idle_ns, "long_idle_ns"_a = step.long_idle_ns,
+                  "to_device_ns"_a = numbers(step.to_device_ns),
+                  "to_device_exposed_ns"_a = numbers(step.to_device_exposed_ns));
 }
 
 py::dict to_python(const headrace::TraceKernel& kernel) {

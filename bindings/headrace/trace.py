@@ -40,6 +40,7 @@ class Step:
     loader_wait_ns: int
     communication_ns: int
     sync_idle_ns: int
+    long_idle_ns: int
     to_device_ns: dict[str, int]
     to_device_exposed_ns: dict[str, int]
 
@@ -259,6 +260,7 @@ def _step(step: dict[str, Any]) -> Step:
         loader_wait_ns=step["loader_wait_ns"],
         communication_ns=step["communication_ns"],
         sync_idle_ns=step["sync_idle_ns"],
+        long_idle_ns=step["long_idle_ns"],
         to_device_ns=named(MEMORIES, step["to_device_ns"]),
         to_device_exposed_ns=named(MEMORIES, step["to_device_exposed_ns"]),
     )

@@ -1,6 +1,8 @@
 #include "trace_accounting.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
@@ -11,6 +13,7 @@ namespace headrace {
 namespace {
 
 constexpr double kKeptShare = 0.8;  // of the device events of the step before
+constexpr std::int64_t kLongIdleNs = 1'000'000;
 
 // Finds the call that launched a device event.
 class Launches {
@@ -100,9 +103,11 @@ class Accounting {
     return static_cast<std::size_t>(after - windows_.begin() - 1);
   }
 
+  // @param of_step  a member of TraceStep, or what gives one.
   void fill(const Intervals& set, auto&& of_step) {
     const auto times = time_within(set, windows_);
-    for (std::size_t i = 0; i < times.size(); ++i) of_step(summary_.steps[i]) = times[i];
+    for (std::size_t i = 0; i < times.size(); ++i)
+      std::invoke(of_step, summary_.steps[i]) = times[i];
   }
 
   TraceRecord record_;
@@ -114,8 +119,8 @@ class Accounting {
 void Accounting::find_steps() {
   auto& steps = record_.steps;
   std::ranges::stable_sort(steps, {}, [](const HostStep& step) { return step.span.begin_ns; });
-  const auto repeated = std::ranges::unique(steps, {}, &HostStep::name);
-  steps.erase(repeated.begin(), repeated.end());
+  const auto same = [](const HostStep& a, const HostStep& b) { return a.name == b.name; };
+  steps.erase(std::unique(steps.begin(), steps.end(), same), steps.end());
   summary_.has_steps = !steps.empty();
   if (steps.empty()) steps.push_back({"", record_.extent});
 
@@ -181,10 +186,9 @@ void Accounting::attribute_time() {
     return taken;
   };
   const auto store = [this](TimeKind kind, const Intervals& set) {
-    fill(
-        set, [kind](TraceStep & step) -> auto& {
-          return step.time_ns[static_cast<std::size_t>(kind)];
-        });
+    fill(set, [kind](TraceStep& step) -> std::int64_t& {
+      return step.time_ns[static_cast<std::size_t>(kind)];
+    });
   };
   store(TimeKind::kCompute, compute_);
   store(TimeKind::kCommunication, subtracted(communication_, compute_));
@@ -209,12 +213,15 @@ void Accounting::attribute_time() {
     while (sync != syncs.end() && sync->end_ns < stretch.begin_ns) ++sync;
     if (sync != syncs.end() && sync->begin_ns <= stretch.begin_ns) after_sync.push_back(stretch);
   }
-  fill(
-      after_sync, [](TraceStep & step) -> auto& { return step.sync_idle_ns; });
-  fill(
-      loader, [](TraceStep & step) -> auto& { return step.loader_wait_ns; });
-  fill(
-      communication_, [](TraceStep & step) -> auto& { return step.communication_ns; });
+  // Launching leaves short gaps: in a long one the host does something else.
+  Intervals long_stretches;
+  std::ranges::copy_if(host, std::back_inserter(long_stretches), [](const TimeSpan& stretch) {
+    return stretch.end_ns - stretch.begin_ns >= kLongIdleNs;
+  });
+  fill(long_stretches, &TraceStep::long_idle_ns);
+  fill(after_sync, &TraceStep::sync_idle_ns);
+  fill(loader, &TraceStep::loader_wait_ns);
+  fill(communication_, &TraceStep::communication_ns);
   summary_.loader_waits = loader;
   summary_.loader_name = record_.loader_name;
 }
@@ -229,12 +236,9 @@ void Accounting::attribute_copies() {
   const Intervals kernels = united(compute_, communication_);
   for (std::size_t kind = 0; kind < kHostMemories; ++kind) {
     const Intervals copies = merged(std::move(spans[kind]));
-    fill(
-        copies, [kind](TraceStep & step) -> auto& { return step.to_device_ns[kind]; });
-    fill(
-        subtracted(copies, kernels), [kind](TraceStep & step) -> auto& {
-          return step.to_device_exposed_ns[kind];
-        });
+    fill(copies, [kind](TraceStep& step) -> std::int64_t& { return step.to_device_ns[kind]; });
+    fill(subtracted(copies, kernels),
+         [kind](TraceStep& step) -> std::int64_t& { return step.to_device_exposed_ns[kind]; });
   }
 }
 

@@ -116,6 +116,7 @@ TEST_CASE("a trace's steps are accounted for completely", "[trace]") {
   CHECK(time_ns(TimeKind::kHost) == 45000);
   CHECK(time_ns(TimeKind::kUnknown) == 0);
   CHECK(step.communication_ns == 20000);
+  CHECK(step.long_idle_ns == 0);
   // The second ends with its last kernel.
   CHECK(summary.steps[1].span.end_ns == 1250000);
   REQUIRE(summary.kernels.size() == 3);
@@ -161,6 +162,7 @@ TEST_CASE("what is not a trace is refused with the byte that shows it", "[trace]
   CHECK(error_of(R"({"traceEvents": 5})").find("byte 16: traceEvents is not an array") !=
         std::string::npos);
   CHECK(error_of(R"({"traceEvents": []})").find("none of its 0 events") != std::string::npos);
+  CHECK(error_of(R"({"a": , "b": 1})").find("byte 6: expected a value") != std::string::npos);
   CHECK(error_of("[1, 2]").find("byte 1: expected an event") != std::string::npos);
   CHECK(error_of(good + "x").find("byte " + std::to_string(good.size())) != std::string::npos);
   const std::string half = good.substr(0, good.size() / 2);

@@ -271,6 +271,15 @@ def test_launch_bound(tmp_path: Path) -> None:
     assert "reduce-overhead" in text and "loader's threads" in text
 
 
+def test_a_host_that_does_something_else_is_not_launch_bound(tmp_path: Path) -> None:
+    writer = TraceWriter()
+    for begin in steps(writer):
+        short_kernels(writer, begin, idle_share=0.1, count=500)  # then nothing for 55 ms
+    diagnosis = diagnose(writer.write(tmp_path / "a.json"))
+    assert first(diagnosis)[:2] == ("unknown", "host")
+    assert "perhaps it loads data" in diagnosis["findings"][0]["title"]
+
+
 def test_sync_bound(tmp_path: Path) -> None:
     writer = TraceWriter()
     for begin in steps(writer):

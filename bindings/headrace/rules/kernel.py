@@ -179,7 +179,10 @@ def host_findings(run: Run) -> list[Finding]:
                 ],
             )
         ]
-    if median_us * 1e3 < SHORT_KERNEL_NS and ms * 1e6 / max(kernels, 1) < LAUNCH_NS:
+    in_long = run.mean(lambda rank: rank.mean_ms(lambda step: step.long_idle_ns))
+    evidence.append(f"{in_long:.1f} ms of it in stretches of a millisecond and more")
+    launching = in_long < ms / 2 and ms * 1e6 / max(kernels, 1) < LAUNCH_NS
+    if median_us * 1e3 < SHORT_KERNEL_NS and launching:
         return [
             Finding(
                 "kernel",
@@ -197,12 +200,14 @@ def host_findings(run: Run) -> list[Finding]:
                 ],
             )
         ]
+    perhaps = "" if run.loader_name else ": perhaps it loads data, outside of a DataLoader"
     return [
         Finding(
             "unknown",
             "host",
             level,
-            f"the GPU idles while the host does something else than launching: {ms:.1f} ms a step",
+            f"the GPU idles while the host does something else than launching: {ms:.1f} ms a step"
+            + perhaps,
             ms,
             evidence,
             ["Profile with with_stack=True, or py-spy: the trace has no names for it"],

@@ -47,6 +47,7 @@ struct TraceStep {
   std::int64_t loader_wait_ns = 0;    ///< the host waited for the loader, device idle or not
   std::int64_t communication_ns = 0;  ///< communication kernels, hidden or not
   std::int64_t sync_idle_ns = 0;      ///< of kHost: idle stretches that began in a host's sync
+  std::int64_t long_idle_ns = 0;      ///< of kHost: idle stretches of a millisecond and more
   std::array<std::int64_t, kHostMemories> to_device_ns{};          ///< host-to-device copies
   std::array<std::int64_t, kHostMemories> to_device_exposed_ns{};  ///< of these, not hidden
 };
@@ -121,7 +122,7 @@ struct TraceSummary {
 class TraceReader {
  public:
   /// @param path for error messages only.
-  explicit TraceReader(std::string path);
+  explicit TraceReader(const std::string& path);
   ~TraceReader();
   TraceReader(const TraceReader&) = delete;
   TraceReader& operator=(const TraceReader&) = delete;
