@@ -18,6 +18,7 @@ except ImportError as error:
     sys.exit(2)
 
 from headrace._core import Error, __version__
+from headrace.differential import stalls
 from headrace.image_dataset import ImageDataset
 from headrace.image_folder import ImageFolder
 from headrace.loader import DataLoader
@@ -33,5 +34,6 @@ __all__ = [
     "ImageFolder",
     "__version__",
     "profile",
+    "stalls",
     "transform_to_json",
 ]
