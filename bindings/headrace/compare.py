@@ -98,8 +98,8 @@ def render(comparison: Comparison, before: Run) -> RenderableType:
 def _sentences(comparison: Comparison, names: dict[str, str]) -> list[str]:
     low, high = comparison.interval
     sentences = [
-        f"median step {100 * comparison.change:+.1f} % faster (95 % interval {100 * low:+.1f} to "
-        f"{100 * high:+.1f} %), mean step {100 * comparison.mean_change:+.1f} %",
+        f"median step {_shorter(comparison.change)} (95 % interval {100 * low:.1f} to "
+        f"{100 * high:.1f} %), mean step {_shorter(comparison.mean_change)}",
     ]
     if comparison.treated:
         sentences.append(
@@ -111,6 +111,10 @@ def _sentences(comparison: Comparison, names: dict[str, str]) -> list[str]:
         sentences.append(f"side effect: {names.get(kind, kind)} {old:.1f} -> {new:.1f} ms a step")
     sentences.append(f"now: {comparison.bottleneck.title}")
     return sentences
+
+
+def _shorter(change: float) -> str:
+    return f"{100 * abs(change):.1f} % {'shorter' if change >= 0 else 'longer'}"
 
 
 def draw(path: str, comparison: Comparison, before: Run) -> None:
@@ -143,13 +147,13 @@ def draw(path: str, comparison: Comparison, before: Run) -> None:
     if comparison.treated:
         ceiling = comparison.before["step"] - comparison.to_win
         axes.axvline(ceiling, color="black", ls="--", lw=1)
-        axes.text(ceiling, 1.5, f" ceiling {ceiling:.1f} ms", va="top")
+        axes.text(ceiling, 0.5, f" ceiling {ceiling:.1f} ms", va="center")
     axes.set_yticks([0, 1], [f"before\n{left[0]:.1f} ms", f"after\n{left[1]:.1f} ms"])
     axes.set_ylim(1.6, -0.6)
     axes.set_xlabel("a step, ms")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, frameon=False, fontsize=8)
-    figure.suptitle(f"{comparison.verdict}: median step {100 * comparison.change:+.1f} % faster")
+    figure.suptitle(f"{comparison.verdict}: median step {_shorter(comparison.change)}")
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:

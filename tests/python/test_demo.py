@@ -116,3 +116,12 @@ def test_the_same_seed_makes_the_same_pictures(pictures: Path, tmp_path: Path) -
     )
     assert len(first) == 24
     assert first == again
+
+
+def test_diagnose_names_the_loader_and_compares(pictures: Path, tmp_path: Path) -> None:
+    result = run(EXAMPLES / "diagnose.py", "--data", str(pictures), "--out", str(tmp_path / "out"))
+    # Whether it is faster is the machine's affair: 1 is a verdict, too.
+    assert result.returncode in (0, 1), result.stderr
+    assert "the loop waits while the loader is waited for" in result.stdout
+    assert "median step" in result.stdout
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
