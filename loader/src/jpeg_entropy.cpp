@@ -80,7 +80,8 @@ int JpegEntropyDecoder::LongCodes::symbol(std::uint64_t bits, int& length,
     const auto l = static_cast<std::size_t>(length);
     if (top < end[l]) {
       const auto value = static_cast<std::int32_t>(top >> (kLongestCode - length));
-      return code.symbols[static_cast<std::size_t>(value + offset[l])];
+      const std::int32_t place = value + offset[l];
+      return code.symbols[static_cast<std::size_t>(place)];
     }
   }
   return -1;
