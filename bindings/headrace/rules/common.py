@@ -8,7 +8,7 @@ from headrace.trace import Trace
 
 
 def level_of(share: float, thresholds: tuple[float, float]) -> str | None:
-    """ "moderate", "high" or None below both."""
+    """Which threshold a share reaches: "moderate" or "high"; None below both."""
     moderate, high = thresholds
     # To a tenth of a percent, as it is printed.
     share = round(share, 3)
@@ -16,7 +16,7 @@ def level_of(share: float, thresholds: tuple[float, float]) -> str | None:
 
 
 def to_device(run: Run, memory: str, exposed: bool) -> float:
-    """Milliseconds per step."""
+    """Host-to-device copies from one of MEMORIES, or what of them is not hidden: ms per step."""
     return run.mean(
         lambda rank: rank.mean_ms(
             lambda s: (s.to_device_exposed_ns if exposed else s.to_device_ns)[memory]
@@ -25,6 +25,7 @@ def to_device(run: Run, memory: str, exposed: bool) -> float:
 
 
 def top_kernels(run: Run, wanted: Callable[[dict[str, Any]], bool], count: int) -> list[str]:
+    """Evidence: the kernels with the most time, and where the longest call of each is."""
     found: list[tuple[dict[str, Any], Trace]] = [
         (kernel, trace)
         for trace in run.traces
@@ -41,6 +42,6 @@ def top_kernels(run: Run, wanted: Callable[[dict[str, Any]], bool], count: int) 
 
 
 def short(name: str, limit: int = 90) -> str:
-    """A kernel's name without its arguments and most of its template."""
+    """A kernel's name, cut off: templates go on for pages."""
     name = name.removeprefix("void ")
     return name if len(name) <= limit else name[: limit - 3] + "..."
