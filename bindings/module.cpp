@@ -60,6 +60,10 @@ Attributes:
                                          PyExc_RuntimeError, nullptr);
   if (error_type == nullptr) throw py::error_already_set();
   module.attr("Error") = py::reinterpret_borrow<py::object>(error_type);
+  // For those that Python raises, or that come from another process as text.
+  for (const char* name : {"code", "stage", "path", "sample_index", "errno"}) {
+    py::setattr(module.attr("Error"), name, py::none());
+  }
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);

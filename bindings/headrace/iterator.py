@@ -7,12 +7,14 @@ engine will not judge.
 """
 
 import atexit
+import dataclasses
 import math
 import os
 import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +22,32 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from headrace import collate, selfcheck
-from headrace._core import Batch, Engine, Error, Question, RandomStream, Transform, begin_exit
+from headrace import collate, random_states, selfcheck
+from headrace._core import (
+    Batch,
+    Engine,
+    Error,
+    Question,
+    RandomRules,
+    RandomStream,
+    Transform,
+    begin_exit,
+)
 from headrace.device import DeviceFeed
+from headrace.error_log import SampleError
 from headrace.failure import Failure
 from headrace.output import Output
 from headrace.pinned import PinnedBatches, pinned_bytes
+from headrace.progress import Progress, track
+from headrace.sample_rules import (
+    NOTHING,
+    Outcome,
+    Request,
+    Row,
+    RuledCollate,
+    RuledDataset,
+    random_keys,
+)
 from headrace.samples import Sample, anchored, fetch, leaves, resolve
 from headrace.settings import ProcessSettings
 from headrace.worker_init import BegunByTorch
@@ -53,12 +75,22 @@ class NativeIterator(_BaseDataLoaderIter):
     _engine: Engine  # from _start() on
 
     def __init__(
-        self, loader: "DataLoader[Any]", recipe: str, begun: BegunByTorch | None = None
+        self,
+        loader: "DataLoader[Any]",
+        recipe: str,
+        progress: Progress,
+        begun: BegunByTorch | None = None,
     ) -> None:
+        self._progress = progress
         if begun is None:
             super().__init__(loader)
+            self._sampler_iter, self._index_sampler = track(
+                self._sampler_iter, self._index_sampler, progress
+            )
         else:
             vars(self).update(begun.base_state())
+        self._sample_rules = dataclasses.replace(loader.sample_rules, keep_states=False)
+        self._log = loader._errors
         self._process = os.getpid()
         # Between a batch's leaving one place and its being in the next.
         self._moving = False
@@ -79,7 +111,13 @@ class NativeIterator(_BaseDataLoaderIter):
         self._tensors: dict[int, list[torch.Tensor]] = {}
         # Results of opaque batches and exceptions, by batch id, from the answer to the delivery.
         self._answers: dict[int, Any] = {}
+        # Samples that could not be loaded, by batch id and row.
+        self._row_errors: dict[int, dict[int, list[SampleError]]] = {}
         _live.add(self)
+
+    def begin(self, progress: Progress) -> None:
+        """What a persistent iterator's next epoch is to be accounted in."""
+        self._progress = self._index_sampler.progress = progress
 
     # --- engine ---------------------------------------------------------------------------------
 
@@ -104,13 +142,14 @@ class NativeIterator(_BaseDataLoaderIter):
             pool = self._pinned.pool
         self._engine = Engine(
             transform,
-            streams,
+            [] if self._sample_rules.counter else streams,
             pool=pool,
             threads=loader._thread_count(),
             read_budget_bytes=loader.read_budget_bytes,
             reader=loader.reader,
             max_batches_in_flight=max_batches_in_flight,
             pixel_limit=self._settings.pixel_limit,
+            own_streams=RandomRules(**self._rules) if self._sample_rules.counter else None,
             collate_draws=self._mixing is not None,
         )
         loader._last_engine = self._engine
@@ -136,10 +175,12 @@ class NativeIterator(_BaseDataLoaderIter):
         if isinstance(samples, list):
             try:
                 placed = anchored(samples, self._settings.directory)
+                keys = random_keys(indices) if self._sample_rules.counter else []
+                stream = 0 if keys else stream
                 if self._pinned is None:
-                    return self._engine.submit(stream, placed), samples
+                    return self._engine.submit(stream, placed, keys), samples
                 memory = self._pinned.offer(len(placed))
-                batch = self._engine.submit(stream, placed)
+                batch = self._engine.submit(stream, placed, keys)
                 self._pinned.keep(batch, memory)
                 return batch, samples
             except (TypeError, ValueError, OverflowError) as error:  # labels or paths of odd types
@@ -148,14 +189,16 @@ class NativeIterator(_BaseDataLoaderIter):
 
     def _keys(self, indices: Any) -> Any:
         """The keys of a batch: what the sampler gave, or in a list if it gives single keys."""
-        return indices if self._auto_collation else [indices]
+        return indices if self._auto_collation or type(indices) is Request else [indices]
 
     def _fetch(self, indices: Any) -> Any:
         """The batch as torch makes it."""
         collate_fn = self._collate_fn if self._mixing is None else self._mixing.collate
-        fetcher = _MapDatasetFetcher(
-            self._dataset, self._auto_collation, collate_fn, self._drop_last
-        )
+        dataset, rules = self._dataset, self._sample_rules
+        if type(indices) is Request:
+            dataset = RuledDataset(dataset, rules)
+            collate_fn = RuledCollate(collate_fn, rules, not self._auto_collation)
+        fetcher = _MapDatasetFetcher(dataset, self._auto_collation, collate_fn, self._drop_last)
         return self._output.batch(fetcher.fetch(indices))
 
     # --- waiting and asking -----------------------------------------------------------------------
@@ -266,7 +309,7 @@ class NativeIterator(_BaseDataLoaderIter):
             key = list(self._keys(indices))[question.row]
             note = (question.path or "an image in memory", key, question.reason)
             result, after = self._compute(
-                question, lambda: fetch(self._dataset, key, self._settings.directory), note
+                question, lambda: self._load(indices, question.row, key), note
             )
         if isinstance(result, Failure):
             self._answers[question.batch] = result
@@ -275,8 +318,29 @@ class NativeIterator(_BaseDataLoaderIter):
             self._answers[question.batch] = result
             self._engine.answer(question, b"", after)
         else:
-            row = self._engine_output().row(result[0])
-            self._engine.answer(question, row.numpy(), after)
+            row, errors = result
+            if errors:
+                self._row_errors.setdefault(question.batch, {})[question.row] = errors
+            if row is None:
+                self._engine.skip(question, after)
+                return
+            image, label = row.value
+            self._engine.answer(
+                question,
+                self._engine_output().row(image).numpy(),
+                after,
+                label if errors else None,
+            )
+
+    def _load(self, indices: Any, row: int, key: Any) -> tuple[Row | None, list[SampleError]]:
+        """One sample as torch loads it, or what the rules put in its place."""
+        if type(indices) is not Request:
+            return Row(self._fetch_one(key), key), []
+        ruled = RuledDataset(self._dataset, self._sample_rules, self._fetch_one)
+        return ruled.load_row(indices, row)
+
+    def _fetch_one(self, key: Any) -> Any:
+        return fetch(self._dataset, key, self._settings.directory)
 
     def _compute(
         self, question: Question, compute: Callable[[], Any], note: Any
@@ -297,7 +361,7 @@ class NativeIterator(_BaseDataLoaderIter):
         stream.to_torch_state(state.numpy())
         try:
             torch.set_rng_state(state)
-            with self._settings.applied():
+            with self._settings.applied(), self._callers_generators():
                 result = compute()
         except Exception as error:
             result = self._failure(batch, error, note)
@@ -306,6 +370,10 @@ class NativeIterator(_BaseDataLoaderIter):
             torch.set_rng_state(saved)
         return result, selfcheck.stream_of(state, self._rules)
 
+    def _callers_generators(self) -> AbstractContextManager[None]:
+        """Saves the caller's from rng="counter", which seeds them for each sample."""
+        return random_states.undisturbed() if self._sample_rules.counter else nullcontext()
+
     def _engine_output(self) -> Output:
         """What the engine itself does to the images after the transform."""
         transform = next(leaves(self._dataset)).transform
@@ -313,15 +381,22 @@ class NativeIterator(_BaseDataLoaderIter):
 
     def _deliver(self, batch: Batch) -> Any:
         """What a finished batch turns into: tensors, an opaque result, or an exception to raise."""
-        tensors = self._tensors.pop(batch.id, None)
-        if self._pinned is not None:
-            if batch.has_fields:
-                return self._pinned.take(batch.id, batch.rows)
+        errors = sorted(self._row_errors.pop(batch.id, {}).items())
+        data = self._tensors.pop(batch.id, None)
+        if self._pinned is not None and batch.has_fields:
+            data = self._pinned.take(batch.id, batch.rows)
+        elif self._pinned is not None:
             self._pinned.forget(batch.id)
-        return tensors or self._place(self._make(batch))
+        if data is None and (batch.rows or not errors):
+            data = self._place(self._make(batch))
+        if errors and not isinstance(data, Failure):
+            return Outcome(data, batch.rows == 0, [each for _, row in errors for each in row])
+        return data
 
     def _place(self, data: Any) -> Any:
         """`data`, if it is no exception, where the user wants it."""
+        if isinstance(data, Outcome):
+            return data if data.empty else data._replace(data=self._place(data.data))
         if isinstance(data, Failure):
             return data
         if self._device is not None:
@@ -343,6 +418,19 @@ class NativeIterator(_BaseDataLoaderIter):
         assert mixing is not None
         mixed, _ = self._draw_from(batch.random_before_collate, batch.id, lambda: mixing(fields))
         return mixed if isinstance(mixed, Failure) else self._output.batch(mixed)
+
+    def _accept(self, data: Any) -> Any:
+        """What of a delivered batch goes to the caller; NOTHING if nothing is left of it.
+
+        Raises:
+            Exception: that of a Failure; Error: with this batch's there were too many bad samples.
+        """
+        if isinstance(data, Failure):
+            data.reraise()
+        if isinstance(data, Outcome):
+            self._log.add(data.errors)
+            return NOTHING if data.empty else data.data
+        return data
 
     @abstractmethod
     def _ahead_on_device(self, loader: "DataLoader[Any]") -> int:

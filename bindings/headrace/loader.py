@@ -8,14 +8,18 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from headrace._core import BufferPool, Engine, default_threads
+from headrace import checkpoint, random_states
+from headrace._core import BufferPool, Engine, Error, default_threads
 from headrace.device import DeviceFeed, PinnedPool, TorchDevice, normalise
+from headrace.error_log import ErrorLog, SampleError
 from headrace.main_iterator import MainProcessIterator
 from headrace.output import Output
+from headrace.progress import Progress
 from headrace.rebuilt import AskedByAccelerate
 from headrace.report import in_words
 from headrace.route import Explanation, decide
-from headrace.torch_iterator import converting_iterator
+from headrace.sample_rules import SampleRules
+from headrace.torch_iterator import torch_iterator
 from headrace.worker_init import BegunByTorch
 from headrace.worker_iterator import WorkerIterator
 
@@ -46,6 +50,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         dtype: what images of floating point are rounded to, such as torch.bfloat16: the exact
             conversion of what the transform gives. None: left as they are.
         memory_format: of the images, torch.contiguous_format or torch.channels_last.
+        on_error: what happens when a sample cannot be loaded. "raise": as in torch, its batch's
+            turn raises. "skip": its batch is shorter by it; a batch of which nothing is left is
+            left out. "replace": another sample takes its row, drawn from the latest 1,024 of the
+            epoch's order up to its batch; the draw is fixed by the order alone. Draws of the
+            generators that were made before a failure stay made. See :meth:`errors`.
+        max_errors: with "skip" and "replace", so many samples that cannot be loaded are borne in
+            the loader's life; the next one raises headrace.Error. None: any number.
+        rng: "torch": samples draw from their workers' streams, as in torch. "counter": each sample
+            draws from a stream of its own, given by seed, epoch and its key in the dataset (a whole
+            number), whatever the number of workers, the ranks, the batches and how often training
+            was resumed. Torch's generator gets the words of Philox4x32-10 with the key `seed` and
+            the counters (block, epoch, index), Python's and numpy's are seeded from it, and the
+            caller's are left alone. Both paths give the same.
+        seed: for rng="counter". None: that of `generator`, or torch.initial_seed(), at iter().
+        resumable: lets torch's own workers send their random states along with each batch, so that
+            :meth:`state_dict` is exact there too. The native path needs no such thing.
 
         device: the CUDA device that batches are delivered on, such as "cuda:0"; None or "cpu": they
             stay on the CPU. On the native path uint8 pixels travel, copied by a stream of
@@ -56,8 +76,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         ValueError, TypeError: as torch's constructor; and for `threads` or `read_budget_bytes`
-            below 1, `reserve_cpus` below 0, an unknown `reader`, or a `dtype` or `memory_format`
-            that images cannot have.
+            below 1, `reserve_cpus` below 0, an unknown `reader`, a `dtype` or `memory_format` that
+            images cannot have, an `on_error` or `rng` that there is not, or one of the latter with
+            an IterableDataset.
 
     Iteration yields `[images, labels]`: on the native path images of shape [batch, 3, height,
     width], of the transform's dtype or `dtype`, and int64 labels of shape [batch], on the CPU.
@@ -94,6 +115,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         memory_format: torch.memory_format = torch.contiguous_format,
         device: torch.device | str | int | None = None,
         prefetch_to_device: int = 2,
+        on_error: str = "raise",
+        max_errors: int | None = None,
+        rng: str = "torch",
+        seed: int | None = None,
+        resumable: bool = False,
         **newer: Any,
     ) -> None:
         if threads is not None and threads < 1:
@@ -116,6 +142,25 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.dtype = dtype
         self.memory_format = memory_format
         self.output  # noqa: B018  refuses bad values
+        if on_error not in ("raise", "skip", "replace"):
+            raise ValueError(f"on_error must be 'raise', 'skip' or 'replace'; got {on_error!r}")
+        if max_errors is not None and max_errors < 0:
+            raise ValueError(f"max_errors must not be negative; got {max_errors}")
+        if rng not in ("torch", "counter"):
+            raise ValueError(f"rng must be 'torch' or 'counter'; got {rng!r}")
+        if seed is not None and rng != "counter":
+            raise ValueError('seed is for rng="counter"; seed torch\'s generator instead')
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.rng = rng
+        self.seed = seed
+        self.resumable = resumable
+        self._errors = ErrorLog("skipped" if on_error == "skip" else "replaced", max_errors)
+        # The epoch that the next iter() begins, what its latest one has come to, and what it is to
+        # go on from.
+        self._epoch = 0
+        self._progress: Progress | None = None
+        self._resume: checkpoint.Resume | None = None
         self._pool: tuple[int, BufferPool] | None = None
         # Arguments of a torch that is newer than headrace; torch itself refuses what it has not.
         self._newer_arguments = newer
@@ -144,6 +189,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             in_order=in_order,
             **newer,
         )
+        if not (self.is_map_style or self.sample_rules.plain):
+            raise ValueError(
+                "on_error, rng='counter' and resumable are for datasets with keys; got an "
+                "IterableDataset, whose order and state are its own"
+            )
 
     def explain(self) -> Explanation:
         """Prints which path the next iteration takes and the first object that decided it.
@@ -190,27 +240,141 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         print(text)
         return text
 
+    # --- bad samples ----------------------------------------------------------------------------
+
+    def errors(self) -> list[SampleError]:
+        """The samples that could not be loaded and were skipped or replaced, in batch order.
+
+        Returns:
+            The first 1,000 of the loader's life; :attr:`error_count` counts all of them.
+        """
+        return list(self._errors.events)
+
+    @property
+    def error_count(self) -> int:
+        """How many samples could not be loaded and were skipped or replaced so far."""
+        return self._errors.count
+
+    # --- epochs and checkpoints -----------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch the next iter() begins, and tells the sampler. Without it they count up.
+
+        Raises:
+            Error: load_state_dict() has put the loader into the middle of another epoch.
+        """
+        resume = self._resume
+        if resume is not None and resume.mid_epoch and resume.epoch != epoch:
+            raise Error(
+                f"set_epoch: load_state_dict() has put the loader into epoch {resume.epoch}, so "
+                f"the next one cannot be {epoch}. Begin the loop of epochs at {resume.epoch}"
+            )
+        self._epoch = epoch
+        sampler = checkpoint.epoch_sampler(self)
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest iteration stands: after the batches that it has yielded, not those that
+        it has prefetched.
+
+        With rng="torch" this includes the random states of the workers and where torch's default
+        generator, Python's, numpy's and those of loader and sampler stand now. A sampler with
+        state_dict() and load_state_dict() keeps its own place; any other is taken forward again.
+
+        Returns:
+            Plain data for :meth:`load_state_dict`: what JSON can hold (if the sampler's own is).
+        """
+        return checkpoint.save(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Lets the next iter() go on where `state` was taken: with the rest of that epoch, or with
+        the next epoch if it was over. Nothing that was yielded is read again.
+
+        With rng="torch" that iter() also puts the generators named at :meth:`state_dict` to where
+        they were then. With rng="counter" `num_workers` may be another, and so may the number of
+        ranks with a sampler that keeps the place of all of them, such as headrace.ShardedSampler.
+
+        Raises:
+            Error: the loader is not like the one that was saved; or that one used torch's own
+                workers in mid-epoch without `resumable`.
+        """
+        self._resume = checkpoint.load(self, state)
+        self._epoch = self._resume.epoch
+        self._errors.count = state["errors"]
+        self._iterator = None
+
+    @property
+    def is_map_style(self) -> bool:
+        """Whether the dataset has keys."""
+        return not isinstance(self.dataset, torch.utils.data.IterableDataset)
+
+    @property
+    def sample_rules(self) -> SampleRules:
+        """What is asked for beyond torch."""
+        counter = self.rng == "counter"
+        keep_states = self.resumable or self.on_error != "raise"
+        return SampleRules(
+            self.on_error, counter, keep_states and not counter and self.num_workers > 0
+        )
+
+    # --- iterators ------------------------------------------------------------------------------
+
     def __iter__(self) -> Any:
         # A persistent iterator: one that cannot go on would never be replaced.
         if isinstance(self._iterator, WorkerIterator) and not self._iterator.usable:
             self._iterator = None
-        return super().__iter__()
+        last, resume = self._progress, self._resume
+        generators = random_states.of_loader(self)
+        if resume is not None and resume.generators is not None and not resume.mid_epoch:
+            random_states.restore(resume.generators, generators)
+        progress = Progress(
+            self,
+            self._epoch,
+            self._counter_seed() if resume is None or resume.seed is None else resume.seed,
+            None if resume is None else resume.point,
+        )
+        if self._iterator is not None:
+            self._iterator.begin(progress)  # type: ignore[attr-defined]
+        self._progress = progress
+        try:
+            iterator = super().__iter__()
+            if resume is not None and resume.mid_epoch:
+                if progress.pulls_at_once:
+                    iterator._sampler_iter.fast_forward()
+                if resume.generators is not None:
+                    random_states.restore(resume.generators, generators)
+        except BaseException:
+            self._progress = last
+            raise
+        self._resume = None
+        self._epoch = progress.epoch + 1
+        return iterator
+
+    def _counter_seed(self) -> int:
+        if self.rng != "counter":
+            return 0
+        seed = self.seed
+        if seed is None:
+            seed = (self.generator or torch.default_generator).initial_seed()
+        return seed % 2**64
 
     def _get_iterator(self) -> Any:
         explanation, recipe = decide(self)
+        progress = self._progress
+        assert progress is not None
         if not explanation.native:
-            as_torch = self.output.plain and normalise(self.device) is None
-            return super()._get_iterator() if as_torch else converting_iterator(self)
+            return torch_iterator(self, progress)
         if self.num_workers == 0:
-            return MainProcessIterator(self, recipe)
+            return MainProcessIterator(self, recipe, progress)
         if self.worker_init_fn is None:
-            return WorkerIterator(self, recipe)
+            return WorkerIterator(self, recipe, progress)
         self.check_worker_number_rationality()
-        begun = BegunByTorch(self)
+        begun = BegunByTorch(self, progress)
         if begun.refusal is not None:
             self._refused_init = self.worker_init_fn, begun.refusal
             return begun
-        return WorkerIterator(self, recipe, begun)
+        return WorkerIterator(self, recipe, progress, begun)
 
     @property
     def output(self) -> Output:
@@ -248,4 +412,5 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         state["_pinned"] = None
         state["_last_feed"] = None
         state["_last_engine"] = None
+        state["_progress"] = None
         return state

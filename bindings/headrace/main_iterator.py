@@ -13,8 +13,10 @@ from headrace import collate, selfcheck
 from headrace._core import Question, RandomStream
 from headrace.failure import Failure
 from headrace.iterator import NativeIterator
+from headrace.progress import Progress
 from headrace.recipe import NotNative, is_random
 from headrace.route import decide
+from headrace.sample_rules import NOTHING
 from headrace.samples import Sample, differ, resolve
 from headrace.settings import ProcessSettings
 
@@ -32,8 +34,8 @@ class MainProcessIterator(NativeIterator):
     drawn in between. The dataset is read live. Each next() leaves the generator where torch would.
     """
 
-    def __init__(self, loader: "DataLoader[Any]", recipe: str) -> None:
-        super().__init__(loader, recipe)
+    def __init__(self, loader: "DataLoader[Any]", recipe: str, progress: Progress) -> None:
+        super().__init__(loader, recipe, progress)
         self._loader = loader
         # (batch id, indices, samples) of what was pulled from the sampler, oldest first. Without an
         # id it is not in flight: torch makes it when it has its turn.
@@ -71,8 +73,11 @@ class MainProcessIterator(NativeIterator):
         self._moving = True
         self.close()
         state = selfcheck.stream_of(torch.get_rng_state(), self._rules)
-        self._random = is_random(self._recipe) or self._mixing is not None
+        self._random = not self._sample_rules.counter and (
+            is_random(self._recipe) or self._mixing is not None
+        )
         self._answers.clear()
+        self._row_errors.clear()
         self._start(self._loader, [state], self._max_ahead + 1)
         pending, self._queue = self._queue, deque()
         for _, indices, _ in pending:
@@ -133,18 +138,22 @@ class MainProcessIterator(NativeIterator):
             self._restart()
 
     def _next_data(self) -> Any:
-        if not self._queue and not self._pull():
-            self.close()
-            raise StopIteration
-        self._follow_dataset()
-        data = self._by_torch() if self._queue[0][0] is None else self._by_engine()
-        if isinstance(data, Failure):
-            data.reraise()
-        return data
+        while True:
+            if not self._queue and not self._pull():
+                self.close()
+                self._progress.finish()
+                raise StopIteration
+            self._follow_dataset()
+            data = self._by_torch() if self._queue[0][0] is None else self._by_engine()
+            data = self._accept(data)
+            if data is not NOTHING:
+                return data
 
     def _by_torch(self) -> Any:
         _, indices, _ = self._queue.popleft()
-        return self._place(self._fetch(indices))
+        self._progress.count()
+        with self._callers_generators():
+            return self._place(self._fetch(indices))
 
     def _by_engine(self) -> Any:
         self._follow_generator()
@@ -153,6 +162,7 @@ class MainProcessIterator(NativeIterator):
         batch = self._wait()
         data = self._deliver(batch)
         self._queue.popleft()
+        self._progress.count()
         if self._random:
             state = torch.get_rng_state()
             batch.random_after.to_torch_state(state.numpy())

@@ -101,6 +101,7 @@ def _native_recipe(loader: "DataLoader[Any]") -> str:
     for part in parts:
         _check_dataset(part)
     mixing = collate.recognise(loader.collate_fn, loader._auto_collation)
+    _check_rules(loader, mixing)
     check_process()
     recipe = ""
     known: set[int] = set()  # many parts often share one transform
@@ -123,6 +124,16 @@ def _native_recipe(loader: "DataLoader[Any]") -> str:
             raise NotNative(loader.dataset, "its parts return images of different forms")
     check_formats(loader.dataset, loader.num_workers)
     return recipe
+
+
+def _check_rules(loader: "DataLoader[Any]", mixing: Any) -> None:
+    rules = loader.sample_rules
+    if rules.plain:
+        return
+    if mixing is not None and (rules.counter or rules.on_error == "skip"):
+        raise NotNative(loader.collate_fn, 'it draws, with rng="counter" or on_error="skip"')
+    if loader.num_workers > 0 and loader.worker_init_fn is not None:
+        raise NotNative(loader.worker_init_fn, "worker_init_fn with rng, on_error or resumable")
 
 
 def _check_arguments(loader: "DataLoader[Any]") -> None:

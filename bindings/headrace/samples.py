@@ -243,6 +243,16 @@ def fetch(dataset: Any, key: Any, directory: str | None) -> Any:
     return dataset[key]
 
 
+def path_of(dataset: Any, key: Any) -> str:
+    """The file of a sample; "" where none is known."""
+    try:
+        leaf, place = _descend(dataset, key)
+        path = leaf.samples[place][0]  # as torchvision's folders and their like have it
+    except Exception:
+        return ""
+    return os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
+
+
 def snapshot(dataset: Any) -> Any:
     """What a worker process would have got: later changes of the original are not seen."""
     dataset = copy.copy(dataset)

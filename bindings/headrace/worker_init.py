@@ -24,9 +24,10 @@ from torch.utils.data import ConcatDataset, Subset, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from headrace import collate
+from headrace.progress import Progress
 from headrace.recipe import NotNative
 from headrace.settings import ProcessSettings
-from headrace.torch_iterator import ConvertingWorkerIterator
+from headrace.torch_iterator import AccountedWorkerIterator
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _STAY, _END = b"stay", b"end"
 
 
-class BegunByTorch(ConvertingWorkerIterator):
+class BegunByTorch(AccountedWorkerIterator):
     """torch's iterator with its workers, until it is known whether they are needed.
 
     Attributes:
@@ -43,7 +44,7 @@ class BegunByTorch(ConvertingWorkerIterator):
         pulled: what was drawn from the sampler so far, batch by batch.
     """
 
-    def __init__(self, loader: "DataLoader[Any]") -> None:
+    def __init__(self, loader: "DataLoader[Any]", progress: Progress) -> None:
         self.refusal: str | None = None
         self.random_states: list[torch.Tensor] = []
         self.pulled: list[Any] = []
@@ -51,7 +52,7 @@ class BegunByTorch(ConvertingWorkerIterator):
         pipes = [Pipe() for _ in range(loader.num_workers)]
         self._ends = [ours for ours, _ in pipes]
         self._worker_ends = [theirs for _, theirs in pipes]
-        super().__init__(loader)
+        super().__init__(loader, progress)
         for end in self._worker_ends:
             end.close()
         self._decide(loader.timeout)

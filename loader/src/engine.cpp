@@ -253,9 +253,10 @@ Engine::Event Engine::Impl::take_batch() {
               .skipped_rows = {outcome.skipped_rows.begin(), outcome.skipped_rows.end()},
               .random_after = outcome.random_after,
               .random_before_collate = outcome.random_before_collate};
+  const bool nothing_left = batch.rows == 0 && !outcome.skipped_rows.empty();
   if (outcome.failed_row) {
     batch.failed_row = static_cast<std::int64_t>(*outcome.failed_row);
-  } else if (!job->opaque) {
+  } else if (!job->opaque && !nothing_left) {
     for (std::size_t i = 0; i < slot.fields.size(); ++i) {
       batch.fields.push_back({ring.fields()[i], std::move(slot.fields[i])});
     }

@@ -309,7 +309,9 @@ TEST_CASE("a batch of which every sample is skipped has no rows", "[engine]") {
   rig.script.fail(0, ENOENT);
   const auto question = rig.expect<Question>();
   rig.engine->skip(question, question.random);
-  CHECK(rig.expect<Batch>().rows == 0);
+  const auto batch = rig.expect<Batch>();
+  CHECK(batch.rows == 0);
+  CHECK(batch.fields.empty());
 }
 
 TEST_CASE("a sample that replaces another brings its label", "[engine]") {

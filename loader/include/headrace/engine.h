@@ -60,7 +60,8 @@ struct Batch {
   std::uint64_t id = 0;
   std::int64_t rows = 0;  ///< without those that were skipped
   /// The transform's field, then "label" (int64); after a split transform also "mirrored" (uint8),
-  /// not 0 where the row is still to be. None when a row failed or the batch is opaque.
+  /// not 0 where the row is still to be. None when a row failed, when every
+  /// row was skipped, or when the batch is opaque.
   std::vector<Field> fields;
   /// The row that the oracle gave up (see Engine::fail): the batch has no data. Lower rows were
   /// fine, higher ones were not looked at.

@@ -1,0 +1,218 @@
+"""on_error: samples that cannot be loaded are skipped or replaced, alike on every path."""
+
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, Subset
+from torchvision.datasets import ImageFolder
+
+import headrace
+from isolated import Isolator
+from lifetime import make_pictures, resident_bytes
+from support import assert_same, bad_files, good_files, train, write_folder
+
+REFUSED = [
+    *("empty.jpg", "garbage.jpg", "half.jpg", "header only.jpg"),
+    *("no end.jpg", "tail cut.jpg", "text.jpg", "truncated.png"),
+]
+
+
+class TorchFolder(ImageFolder):
+    """Takes torch's path, for being a subclass."""
+
+
+FOLDERS = {"native": ImageFolder, "torch": TorchFolder}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("mixed"), good_files() | bad_files())
+
+
+def run(folder: Path, path: str, epochs: int = 2, seed: int = 5, **options: Any) -> Any:
+    """Everything that can be seen of some epochs: batches, errors, where the generators stand."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    options = {"batch_size": 4, "shuffle": True, **options}
+    loader = headrace.DataLoader(FOLDERS[path](folder, train()), **options)
+    assert loader.explain().path == path
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = [list(loader) for _ in range(epochs)]
+    return batches, loader.errors(), torch.get_rng_state(), random.getstate()
+
+
+@pytest.mark.parametrize("options", [{}, {"rng": "counter"}], ids=["torch", "counter"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_both_paths_do_the_same(
+    folder: Path, on_error: str, num_workers: int, options: dict[str, Any]
+) -> None:
+    options = {"on_error": on_error, "num_workers": num_workers, **options}
+    native = run(folder, "native", **options)
+    assert_same(native, run(folder, "torch", **options))
+    assert_same(native, run(folder, "native", threads=3, **options))
+    batches, errors, *_ = native
+    sizes = [len(labels) for epoch in batches for _, labels in epoch]
+    missing = 2 * 40 - sum(sizes)
+    named = {Path(error.path).name for error in errors}
+    assert named == set(REFUSED)
+    if on_error == "replace":
+        assert missing == 0 and max(sizes) == min(sizes) == 4
+        assert any(error.replacement is not None for error in errors)
+    else:
+        assert missing == len(errors) == 2 * len(REFUSED)
+
+
+def test_only_the_draws_before_the_failure_are_made(folder: Path) -> None:
+    """The samples of a skipped epoch are those that a dataset without the bad ones would give,
+    where loading fails before anything is drawn."""
+    whole = ImageFolder(folder, train())
+    bad = {n for n, (path, _) in enumerate(whole.samples) if Path(path).name in REFUSED}
+    good = Subset(whole, [n for n in range(len(whole)) if n not in bad])
+
+    def images(dataset: Any, **options: Any) -> torch.Tensor:
+        torch.manual_seed(3)
+        loader = headrace.DataLoader(dataset, batch_size=5, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.cat([images for images, _ in loader])
+
+    assert_same(images(whole, on_error="skip"), images(good))
+
+
+def test_a_batch_of_which_nothing_is_left_is_left_out(folder: Path) -> None:
+    for path in FOLDERS:
+        for num_workers in (0, 2):
+            batches, errors, *_ = run(
+                folder, path, 1, batch_size=1, on_error="skip", num_workers=num_workers
+            )
+            assert len(batches[0]) == 40 - len(REFUSED)
+            assert len(errors) == len(REFUSED)
+            batches, errors, *_ = run(
+                folder, path, 1, batch_size=1, on_error="replace", num_workers=num_workers, seed=7
+            )
+            assert len(batches[0]) == 40
+
+
+def test_a_replacement_comes_from_the_samplers_own_samples(folder: Path) -> None:
+    """A sampler may keep part of the dataset apart, for validation say."""
+    whole = ImageFolder(folder, train())
+    places = {Path(path).name: place for place, (path, _) in enumerate(whole.samples)}
+    mine = [places[name] for name in ["00.jpg", "half.jpg", "01.jpg", "text.jpg"]]
+    loader = headrace.DataLoader(whole, 4, sampler=mine, on_error="replace")
+    with pytest.warns(UserWarning, match="replaced"):
+        list(loader)
+    assert {error.replacement for error in loader.errors()} <= {mine[0], mine[2], None}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("path", FOLDERS)
+def test_without_a_replacement_the_batch_raises(folder: Path, path: str, num_workers: int) -> None:
+    whole = FOLDERS[path](folder, train())
+    places = {Path(file).name: place for place, (file, _) in enumerate(whole.samples)}
+    order = [places["half.jpg"], places["00.jpg"]]
+    loader = headrace.DataLoader(
+        whole, 1, sampler=order, on_error="replace", num_workers=num_workers
+    )
+    iterator = iter(loader)
+    with pytest.raises(headrace.Error, match=r"half\.jpg.*none that can be loaded"):
+        next(iterator)
+    assert len(next(iterator)[1]) == 1
+
+
+@pytest.mark.parametrize("path", FOLDERS)
+def test_there_is_one_warning_and_a_limit(folder: Path, path: str) -> None:
+    loader = headrace.DataLoader(
+        FOLDERS[path](folder, train()), 4, on_error="skip", max_errors=3, num_workers=1
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(headrace.Error, match="more than max_errors=3"):
+            list(loader)
+    said = [str(each.message) for each in caught if "cannot be loaded" in str(each.message)]
+    assert len(said) == 1 and "loader.errors()" in said[0]
+    assert loader.error_count == len(loader.errors()) == 4
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_the_corpus_has_pillows_verdict_file_by_file(
+    corpus: Path, tmp_path: Path, on_error: str
+) -> None:
+    files = sorted(path for path in (corpus / "weird").rglob("*") if path.is_file())
+    if not files:
+        pytest.skip("no strange files in the corpus")
+    (tmp_path / "class").mkdir()
+    for number, file in enumerate(files):
+        (tmp_path / "class" / f"{number:04}.jpg").symlink_to(file)
+    reference = ImageFolder(tmp_path, train())
+    bad = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for index in range(len(reference)):
+            try:
+                reference[index]
+            except Exception as error:
+                bad.append((index, f"{type(error).__name__}: {error}"))
+        for path in FOLDERS:
+            loader = headrace.DataLoader(
+                FOLDERS[path](tmp_path, train()), 8, on_error=on_error, num_workers=1
+            )
+            rows = sum(len(labels) for _, labels in loader)
+            assert rows == len(reference) - (len(bad) if on_error == "skip" else 0)
+            found = {(error.index, error.cause) for error in loader.errors()}
+            assert found == set(bad)
+
+
+def fail_a_thousand_times(folder: str, path: str) -> None:
+    names = sorted(Path(folder).rglob("*.jpg"))
+    good = names[::5]
+    for file in set(names) - set(good):
+        file.write_bytes(b"no picture")
+    loader = headrace.DataLoader(FOLDERS[path](folder, train()), 10, on_error="skip")
+    warnings.simplefilter("ignore")
+
+    def fail(times: int) -> None:
+        wanted = loader.error_count + times
+        while loader.error_count < wanted:
+            assert sum(len(labels) for _, labels in loader) == len(good)
+
+    fail(1000)  # the list of events is full
+    before = resident_bytes()
+    fail(1000)
+    grown = resident_bytes() - before
+    assert grown < 512 << 10, f"{grown >> 10} KiB more"
+    assert len(loader.errors()) == 1000
+
+
+@pytest.mark.parametrize("path", FOLDERS)
+def test_memory_is_flat_over_a_thousand_failures(
+    isolated: Isolator, tmp_path: Path, path: str
+) -> None:
+    isolated(fail_a_thousand_times, make_pictures(tmp_path, count=250), path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda data: headrace.DataLoader(data, on_error="ignore"),
+        lambda data: headrace.DataLoader(data, max_errors=-1),
+        lambda data: headrace.DataLoader(data, rng="philox"),
+        lambda data: headrace.DataLoader(data, seed=3),
+        lambda data: headrace.DataLoader(Stream(), on_error="skip"),
+        lambda data: headrace.DataLoader(Stream(), rng="counter"),
+    ],
+)
+def test_bad_arguments_are_refused(make: Callable[[Any], Any]) -> None:
+    with pytest.raises(ValueError, match=r"on_error|max_errors|rng|seed"):
+        make([1, 2])
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter([1])
