@@ -19,12 +19,14 @@ except ImportError as error:
 
 from headrace._core import Error, __version__
 from headrace.differential import stalls
+from headrace.fingerprints import fingerprint
 from headrace.image_dataset import ImageDataset
 from headrace.image_folder import ImageFolder
 from headrace.loader import DataLoader
 from headrace.profiling import profile
 from headrace.route import Explanation
 from headrace.serving import transform_to_json
+from headrace.sharded_sampler import ShardedSampler
 
 __all__ = [
     "DataLoader",
@@ -32,7 +34,9 @@ __all__ = [
     "Explanation",
     "ImageDataset",
     "ImageFolder",
+    "ShardedSampler",
     "__version__",
+    "fingerprint",
     "profile",
     "stalls",
     "transform_to_json",
