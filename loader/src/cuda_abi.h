@@ -28,6 +28,7 @@ inline constexpr Result kInvalidHandle = 400;
 inline constexpr Result kNotReady = 600;
 inline constexpr Result kIllegalAddress = 700;
 inline constexpr Result kLaunchFailed = 719;
+inline constexpr Result kStreamCaptureImplicit = 906;
 inline constexpr Result kUnknownError = 999;
 
 inline constexpr unsigned kMemHostAllocPortable = 1;

@@ -127,8 +127,12 @@ DeviceCopier::Impl::~Impl() { stop(); }
 
 void DeviceCopier::Impl::refuse_capture(StreamHandle handle) const {
   int status = cuda::kCaptureStatusNone;
-  check("cuStreamIsCapturing", cu.cuStreamIsCapturing(stream_of(handle), &status));
-  if (status == cuda::kCaptureStatusNone) return;
+  const cuda::Result result = cu.cuStreamIsCapturing(stream_of(handle), &status);
+  // Of the default stream: others that it would have to wait for are being captured.
+  if (result != cuda::kStreamCaptureImplicit) {
+    check("cuStreamIsCapturing", result);
+    if (status == cuda::kCaptureStatusNone) return;
+  }
   refuse(
       "the current stream is being captured into a CUDA graph: take the batch before the capture, "
       "and copy it into the graph's static input");

@@ -70,6 +70,7 @@ TEST_CASE("the constants of the driver's ABI are NVIDIA's", "[cuda_abi]") {
   CHECK(cuda::kNotReady == CUDA_ERROR_NOT_READY);
   CHECK(cuda::kIllegalAddress == CUDA_ERROR_ILLEGAL_ADDRESS);
   CHECK(cuda::kLaunchFailed == CUDA_ERROR_LAUNCH_FAILED);
+  CHECK(cuda::kStreamCaptureImplicit == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   CHECK(cuda::kUnknownError == CUDA_ERROR_UNKNOWN);
   CHECK(cuda::kMemHostAllocPortable == CU_MEMHOSTALLOC_PORTABLE);
   CHECK(cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);

@@ -248,6 +248,9 @@ TEST_CASE("a capture elsewhere goes on; on the captured stream batches are refus
     CHECK_THROWS_AS(copier.next(handle), Error);
     copier.next(0);
     fake_cuda::end_capture(captured);
+    fake_cuda::begin_capture(nullptr);
+    CHECK_THROWS_AS(copier.submit(one_field(pool, 64, std::byte{7}), targets, 0), Error);
+    fake_cuda::end_capture(nullptr);
     cu.cuStreamSynchronize(nullptr);
     CHECK(target == std::vector<std::byte>(64, std::byte{7}));
     CHECK(fake_cuda::complaints().empty());

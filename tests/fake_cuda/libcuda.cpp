@@ -301,7 +301,7 @@ Result stream_is_capturing(Stream handle, int* status) {
   const StreamState* stream = find_stream(call.machine, handle);
   if (stream == nullptr) return cuda::kInvalidHandle;
   *status = stream->capturing ? 1 : cuda::kCaptureStatusNone;
-  return cuda::kSuccess;
+  return stream->capturing && handle == nullptr ? cuda::kStreamCaptureImplicit : cuda::kSuccess;
 }
 
 // --- events
