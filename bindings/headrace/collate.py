@@ -129,7 +129,12 @@ def sample_form(transform: Any) -> SampleForm:
     key = tuple(type(step) for step in flatten(transform))
     if key not in _forms:
         with selfcheck.undisturbed():
-            image = transform(Image.new("RGB", (90, 70)))
+            try:
+                image = transform(Image.new("RGB", (90, 70)))
+            except Exception as error:  # torch raises it for each sample
+                raise NotNative(transform, f"it fails on an image: {error!r}") from error
+        if not isinstance(image, torch.Tensor) or image.dim() != 3:
+            raise NotNative(transform, "it returns no image tensor")
         formats = (torch.contiguous_format, torch.channels_last)
         batches = [image[None].contiguous(memory_format=form) for form in formats]
         found = [

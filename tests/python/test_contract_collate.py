@@ -1,6 +1,7 @@
 """Collate functions: the registry of default_collate, MixUp and CutMix, and no collation at all."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.utils.data
 from torch.utils.data import default_collate
+from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -300,6 +302,18 @@ def test_single_samples_with_a_collate_function_are_torchs(pictures: Path) -> No
     for collate_fn in (first, default_collate):
         build = loader_of(pictures, batch_size=None, collate_fn=collate_fn)
         assert_same_behaviour(build, epochs(1), "torch")
+
+
+@pytest.mark.parametrize("steps", [[], [v2.CenterCrop(9)], [v2.Normalize([0.5], [0.5])]])
+def test_a_transform_that_gives_no_tensor_or_fails_is_torchs(
+    pictures: Path, steps: list[Any]
+) -> None:
+    pipeline = partial(v2.Compose, [v2.Identity(), *steps])
+    build = loader_of(pictures, pipeline, batch_size=None)
+    assert not build(DataLoader).explain().native
+    for failing in ([v1.Resize((9, 9), max_size=20), v1.ToTensor()], [v2.CenterCrop(9)]):
+        build = loader_of(pictures, partial(v1.Compose, failing), batch_size=None)
+        assert not build(DataLoader).explain().native
 
 
 def test_tv_tensors_are_collated_to_plain_tensors_and_single_ones_stay(pictures: Path) -> None:
