@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from PIL import ImageFile
-from torch.utils.data import Subset
+from torch.utils.data import Subset, default_collate
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
@@ -140,20 +140,47 @@ jpegs = st.builds(
     subsampling=st.integers(0, 2),
     progressive=st.booleans(),
 )
+# One of these is enough to take a while.
+large_jpegs = st.builds(
+    cached_jpeg,
+    st.sampled_from([(3000, 40), (31, 3000), (1200, 900), (3000, 2001), (701, 1999)]),
+    st.just(1),
+    mode=st.sampled_from(["RGB", "L", "CMYK"]),
+    quality=st.sampled_from([60, 90]),
+    subsampling=st.integers(0, 2),
+)
 damaged = st.sampled_from(list(bad_files().values()))
 truncated = st.tuples(jpegs, st.floats(0, 1)).map(lambda it: it[0][: int(len(it[0]) * it[1])])
-images = st.lists(jpegs | jpegs | jpegs | damaged | truncated, min_size=2, max_size=12)
+small_images = st.lists(jpegs | jpegs | jpegs | damaged | truncated, min_size=2, max_size=12)
+images = st.tuples(small_images, st.lists(large_jpegs, max_size=1) | st.just([])).map(
+    lambda lists: [*lists[0], *lists[1]]
+)
+mixup = v2.MixUp(num_classes=2)
+mixings = [mixup, v2.CutMix(num_classes=2), v2.RandomChoice([mixup, v2.CutMix(num_classes=2)])]
+
+
+def mixed_by(mixing: Any) -> Callable[[Any], Any]:
+    return lambda batch: mixing(*default_collate(batch))
+
+
+def reseed(worker: int) -> None:
+    torch.manual_seed(torch.initial_seed() + 7 * worker)
 
 
 @st.composite
 def loader_options(draw: st.DrawFn) -> dict[str, Any]:
-    options = {
-        "batch_size": draw(st.integers(1, 5)),
+    options: dict[str, Any] = {
+        "batch_size": draw(st.integers(1, 5) | st.integers(1, 5) | st.none()),
         "shuffle": draw(st.booleans()),
-        "drop_last": draw(st.booleans()),
         "num_workers": draw(st.sampled_from([0, 0, 0, 1, 2])),
     }
+    if options["batch_size"] is not None:
+        options["drop_last"] = draw(st.booleans())
+        mixing = draw(st.none() | st.none() | st.sampled_from(mixings))
+        if mixing is not None:
+            options["collate_fn"] = mixed_by(mixing)
     if options["num_workers"]:
+        options["worker_init_fn"] = draw(st.sampled_from([None, None, reseed]))
         options["prefetch_factor"] = draw(st.integers(1, 3))
         options["persistent_workers"] = draw(st.booleans())
     return options
