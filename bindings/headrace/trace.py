@@ -180,6 +180,9 @@ class _Counted(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def tell(self) -> int:
+        return self._file.tell()
+
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
@@ -195,18 +198,18 @@ def _contents(path: str, file: io.RawIOBase) -> Iterator[tuple[str, IO[bytes]]]:
     if not is_tar:
         yield path, plain
         return
-    try:
-        with _guarded(path, plain), tarfile.open(fileobj=plain, mode="r|") as archive:
-            for member in archive:
-                name = f"{path}: {member.name}"
-                if member.isfile() and member.name.endswith((".json", ".json.gz")):
-                    content = archive.extractfile(member)
-                    assert content is not None
-                    yield name, _uncompressed(io.BufferedReader(content))  # type: ignore[arg-type]
-    except tarfile.ReadError as error:
-        raise TraceError(
-            f"{path}: byte {plain.tell()} of the archive: {error}. Pack or copy it again"
-        ) from error
+    with _guarded(path, plain), tarfile.open(fileobj=plain, mode="r|") as archive:
+        for member in archive:
+            name = f"{path}: {member.name}"
+            if member.isfile() and member.name.endswith((".json", ".json.gz")):
+                content = archive.extractfile(member)
+                assert content is not None
+                yield name, _uncompressed(io.BufferedReader(content))  # type: ignore[arg-type]
+        # tarfile takes a header that is cut off for the end.
+        while plain.read(_PIECE_BYTES):
+            pass
+        if plain.tell() % tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("it ends within a block")
 
 
 def _uncompressed(file: io.BufferedReader) -> io.BufferedReader:
@@ -216,7 +219,7 @@ def _uncompressed(file: io.BufferedReader) -> io.BufferedReader:
 
 
 class _guarded:
-    """Turns the errors of a damaged compressed file into TraceErrors that name the place."""
+    """Turns the errors of a damaged file into TraceErrors that name the place."""
 
     def __init__(self, path: str, content: IO[bytes]) -> None:
         self._path, self._content = path, content
@@ -225,10 +228,15 @@ class _guarded:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        damage = None
         if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
+            damage = "gzip data"
+        elif isinstance(error, tarfile.ReadError):
+            damage = "archive"
+        if damage is not None:
             raise TraceError(
                 f"{self._path}: after byte {self._content.tell()} of the uncompressed text: "
-                f"damaged gzip data ({error}). Copy the file again, or record the trace again"
+                f"damaged {damage} ({error}). Copy the file again, or record the trace again"
             ) from error
         if isinstance(error, Error):
             raise TraceError(str(error).removeprefix("trace: ")) from error

@@ -480,6 +480,24 @@ def test_damaged_files_are_refused_with_name_and_place(
     assert message in error and "byte" in error
 
 
+@pytest.mark.parametrize("name", ["all.tar", "all.tar.gz"])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+def test_truncated_archives_are_refused(
+    tmp_path: Path, name: str, share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data_bound().write(tmp_path / "rank0.json")
+    archive = tmp_path / name
+    with tarfile.open(archive, "w:gz" if name.endswith("gz") else "w") as tar:
+        for rank in range(3):
+            tar.add(tmp_path / "rank0.json", f"rank{rank}.json")
+    # Of a tar the end is padding.
+    size = archive.stat().st_size if name == "all.tar.gz" else 3 * (512 + len(data_bound().text()))
+    archive.write_bytes(archive.read_bytes()[: int(share * size)])
+    assert cli.main(["doctor", str(archive)]) == 2
+    error = capsys.readouterr().err
+    assert f"{archive}: " in error and "damaged" in error and "byte" in error
+
+
 def test_missing_files_and_empty_directories_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
