@@ -43,11 +43,13 @@ class FieldWriter {
     return pixels + 3 * (mirrored_ ? width_ - 1 - x : x);
   }
 
+  std::ptrdiff_t step() const { return mirrored_ ? -3 : 3; }
+
   void write_planes(const std::uint8_t* pixels, std::size_t begin, T* red) const {
     T* green = red + plane_;
     T* blue = green + plane_;
-    for (std::size_t x = begin; x < width_; ++x) {
-      const std::uint8_t* pixel = pixel_at(pixels, x);
+    const std::uint8_t* pixel = pixel_at(pixels, begin);
+    for (std::size_t x = begin; x < width_; ++x, pixel += step()) {
       red[x] = values_[0][pixel[0]];
       green[x] = values_[1][pixel[1]];
       blue[x] = values_[2][pixel[2]];
@@ -55,8 +57,8 @@ class FieldWriter {
   }
 
   void write_pixels(const std::uint8_t* pixels, T* out) const {
-    for (std::size_t x = 0; x < width_; ++x, out += 3) {
-      const std::uint8_t* pixel = pixel_at(pixels, x);
+    const std::uint8_t* pixel = pixel_at(pixels, 0);
+    for (std::size_t x = 0; x < width_; ++x, pixel += step(), out += 3) {
       out[0] = values_[0][pixel[0]];
       out[1] = values_[1][pixel[1]];
       out[2] = values_[2][pixel[2]];
