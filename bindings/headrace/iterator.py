@@ -257,7 +257,8 @@ class NativeIterator(_BaseDataLoaderIter):
             if error.code == "device_failed":
                 self.close()
             raise
-        self._tensors[batch.id] = tensors
+        if tensors:
+            self._tensors[batch.id] = tensors
         return batch
 
     def _wait_for_engine(self, timeout_s: float) -> Batch:

@@ -122,7 +122,7 @@ def same_batches_with_errors(library: str, folder: str) -> None:
         assert loader.stats()["questions"] > 0
         for one, other in zip(found, expected, strict=True):
             if isinstance(other, str):
-                assert one == other
+                assert one == other, (one, other)
             else:
                 assert_same(one, other)
         del loader
