@@ -12,6 +12,7 @@ from headrace import checkpoint, random_states
 from headrace._core import BufferPool, Engine, Error, default_threads
 from headrace.device import DeviceFeed, PinnedPool, TorchDevice, normalise
 from headrace.error_log import ErrorLog, SampleError
+from headrace.fingerprints import fingerprint
 from headrace.main_iterator import MainProcessIterator
 from headrace.output import Output
 from headrace.progress import Progress
@@ -29,9 +30,9 @@ T_co = TypeVar("T_co", covariant=True)
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Takes the place of :class:`torch.utils.data.DataLoader`; the same batches, bit for bit.
 
-    For torchvision's ImageFolder (and Subset of it) with torchvision's transforms, batches are made
-    by threads in C++. Everything else runs on torch's own workers, unchanged. :meth:`explain` says
-    which path is taken.
+    For image folders, lists of images and a few more datasets, with torchvision's transforms,
+    batches are made by threads in C++. Everything else runs on torch's own workers, unchanged.
+    :meth:`explain` says which path is taken.
 
     Args:
         dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
@@ -66,7 +67,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         seed: for rng="counter". None: that of `generator`, or torch.initial_seed(), at iter().
         resumable: lets torch's own workers send their random states along with each batch, so that
             :meth:`state_dict` is exact there too. The native path needs no such thing.
-
         device: the CUDA device that batches are delivered on, such as "cuda:0"; None or "cpu": they
             stay on the CPU. On the native path uint8 pixels travel, copied by a stream of
             headrace's own from pinned memory, and are finished on the device, bit for bit as on the
@@ -239,6 +239,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         text = in_words(self.stats(), len(os.sched_getaffinity(0)))
         print(text)
         return text
+
+    def fingerprint(self) -> str:
+        """A hash over the batches of one epoch: that of :func:`headrace.fingerprint`.
+
+        Iterates once, with all that this does to random generators and to the epoch's number. To
+        compare two runs, call it on a loader of its own, or after torch.manual_seed().
+        """
+        return fingerprint(self)
 
     # --- bad samples ----------------------------------------------------------------------------
 

@@ -96,6 +96,9 @@ def test_fingerprints_of_both_loaders(folder: Path) -> None:
         return headrace.fingerprint(kind(dataset, 4, shuffle=True, num_workers=num_workers))
 
     mine = of(headrace.DataLoader)
+    torch.manual_seed(5)
+    loader = headrace.DataLoader(ImageFolder(folder, train()), 4, shuffle=True)
+    assert loader.fingerprint() == mine
     assert mine == of(torch.utils.data.DataLoader)
     assert mine.endswith("batches:6")
     assert mine not in (of(headrace.DataLoader, 6), of(headrace.DataLoader, 5, 1))
