@@ -68,7 +68,7 @@ class Progress:
                 self._checksum = self._next_checksum = point["checksum"]
             if point["begin"] is not None:
                 random_states.restore(point["begin"], self._generators)
-        self._sampler_state = self._ask_sampler()
+        self._sampler_state = self._ask_sampler_for_next()
         self._begin = random_states.capture(self._generators)
 
     # --- pulling the sampler --------------------------------------------------------------------
@@ -145,6 +145,12 @@ class Progress:
     def _ask_sampler(self) -> Any:
         return None if self._sampler is None else deepcopy(self._sampler.state_dict())
 
+    def _ask_sampler_for_next(self) -> Any:
+        """Where its next iteration begins. One that cannot say so is there once it has ended."""
+        if not hasattr(self._sampler, "next_state_dict"):
+            return self._ask_sampler()
+        return deepcopy(self._sampler.next_state_dict())
+
     # --- counting -------------------------------------------------------------------------------
 
     def count(self, worker_state: State | RandomStream | None = None) -> None:
@@ -159,7 +165,7 @@ class Progress:
     def finish(self) -> None:
         """The epoch is over."""
         self.finished = True
-        self._sampler_state = self._ask_sampler()
+        self._sampler_state = self._ask_sampler_for_next()
 
     def _count(self) -> None:
         self._sampler_state, self._checksum = self._pulled.popleft()

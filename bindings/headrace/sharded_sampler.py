@@ -59,20 +59,23 @@ class ShardedSampler(Sampler[int]):
         self.seed = seed
         self.remainder = remainder
         self.epoch = 0
-        # Positions of the order, of all ranks, that the present iteration has behind it, that it
-        # began behind, and that the next one is to begin behind.
+        # Positions of the order, of all ranks, that the latest iteration has behind it, that it
+        # began behind, and that the next one is to begin behind. Loaders come to the iteration's
+        # end before their last batch is used, so that the first two stay known after it.
         self._done = 0
         self._begin = 0
         self._next_begin = 0
 
     def __len__(self) -> int:
-        """Samples of this rank from the present iteration's beginning on."""
-        left = len(self.data_source) - (self._next_begin or self._begin)
+        """Samples of this rank from the latest iteration's beginning on; from the next one's if
+        load_state_dict() or another epoch has set it."""
+        left = max(0, len(self.data_source) - self._begin)  # other ranks may have wrapped
         dropped = self.remainder == "drop"
         return left // self.num_replicas if dropped else -(-left // self.num_replicas)
 
     def __iter__(self) -> Iterator[int]:
-        self._begin, self._next_begin = self._next_begin, 0
+        begin = self._begin = self._next_begin
+        self._next_begin = 0
         size = len(self.data_source)
         if self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
@@ -80,13 +83,14 @@ class ShardedSampler(Sampler[int]):
         else:
             order = torch.arange(size)
         for step in range(len(self)):
-            position = self._begin + step * self.num_replicas + self.rank
-            self._done = self._begin + (step + 1) * self.num_replicas
+            position = begin + step * self.num_replicas + self.rank
+            self._done = begin + (step + 1) * self.num_replicas
             yield int(order[position % size])
-        self._done = self._begin = 0
 
     def mask(self) -> torch.Tensor:
-        """Which of this rank's samples count, from the present iteration's beginning on.
+        """Which of this rank's samples count, from the latest iteration's beginning on.
+
+        After DataLoader.load_state_dict() that beginning is known once iter(loader) was called.
 
         Returns:
             bool of shape [len(self)]; with remainder="pad" False at those that fill up.
@@ -102,9 +106,16 @@ class ShardedSampler(Sampler[int]):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the ranks stand together; the same on each of them."""
+        return self._state(self._done)
+
+    def next_state_dict(self) -> dict[str, Any]:
+        """Where the next iteration begins; what headrace.DataLoader saves between epochs."""
+        return self._state(self._next_begin)
+
+    def _state(self, done: int) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
-            "done": self._done,
+            "done": done,
             "samples": len(self.data_source),
             "seed": self.seed,
             "shuffle": self.shuffle,
@@ -124,4 +135,4 @@ class ShardedSampler(Sampler[int]):
                     f"{now[name]!r} now, so that the order is another. Make it as it was"
                 )
         self.epoch = state["epoch"]
-        self._done = self._next_begin = state["done"]
+        self._done = self._begin = self._next_begin = state["done"]

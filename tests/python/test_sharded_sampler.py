@@ -89,6 +89,65 @@ def test_the_rest_of_an_epoch_on_another_number_of_ranks(folder: Path, ranks: in
     assert sorted(image.numpy().tobytes() for image in found) == sorted(key[: len(key) - lacking])
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_mask_of_a_rest_stays_until_its_last_batch(folder: Path, num_workers: int) -> None:
+    """Also where prefetching has long come to the end of the order."""
+    first = of_rank(folder, 3, 0, 0)
+    iterator = iter(first)
+    next(iterator), next(iterator)
+    dataset = ImageFolder(folder, train())
+    sampler = headrace.ShardedSampler(dataset, 4, 3, seed=1, remainder="pad")
+    loader = headrace.DataLoader(
+        dataset, 2, sampler=sampler, num_workers=num_workers, rng="counter", seed=8
+    )
+    loader.load_state_dict(first.state_dict())
+    batches = 0
+    for batches, _ in enumerate(loader, 1):  # noqa: B007
+        assert sampler.mask().tolist() == [True] * 2 + [False]  # 11 samples are left
+    assert batches == 2
+    sampler.set_epoch(1)
+    assert sampler.mask().tolist() == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_nothing_is_left_after_the_last_batch(
+    folder: Path, num_workers: int, batch_size: int
+) -> None:
+    """Nor is the epoch begun again, whether the last batch is full or not."""
+
+    def of_ranks(ranks: int) -> headrace.DataLoader[Any]:
+        dataset = ImageFolder(folder, train())
+        sampler = headrace.ShardedSampler(dataset, ranks, 0)
+        return headrace.DataLoader(
+            dataset, batch_size, sampler=sampler, num_workers=num_workers, rng="counter", seed=8
+        )
+
+    saved = of_ranks(8)  # which take 24 samples together, of 23
+    iterator = iter(saved)
+    for _ in range(len(saved)):
+        next(iterator)
+    in_mid_epoch = saved.state_dict()
+    assert next(iterator, None) is None
+    over = saved.state_dict()
+    iterator = iter(saved)
+    begun = saved.state_dict()
+    next(iterator)
+    iterator = iter(saved)  # the one before is left
+    begun_again = saved.state_dict()
+    for ranks in (1, 2, 8):
+        whole = -(-23 // ranks)
+        loader = of_ranks(ranks)
+        for state, expected in (
+            (in_mid_epoch, [0, whole]),
+            (over, [whole]),
+            (begun, [whole, whole]),
+            (begun_again, [whole]),
+        ):
+            loader.load_state_dict(state)
+            assert [sum(len(labels) for _, labels in loader) for _ in expected] == expected
+
+
 def test_fingerprints_of_both_loaders(folder: Path) -> None:
     def of(kind: Any, seed: int = 5, num_workers: int = 0) -> str:
         torch.manual_seed(seed)
