@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
+from torch.utils.data import BatchSampler
+
 from headrace import random_states
 from headrace._core import Error, RandomStream
 from headrace.random_states import State
@@ -50,20 +52,24 @@ class Progress:
         self._generators = random_states.of_loader(loader)
         self._first_pull: State | None = None
         self._checksum = 0
-        # Of each batch that was pulled and does not count yet: the sampler's state after it, and
-        # the checksum of all keys up to it.
-        self._pulled: deque[tuple[Any, int]] = deque()
+        # Of each batch that was pulled and does not count yet: the sampler's state after it, the
+        # checksum of all keys up to it, and whether it is the last, of which the state is before.
+        self._pulled: deque[tuple[Any, int, bool]] = deque()
+        self._last_counts = False
         self._next_batch = 0
         self._next_checksum = 0
         self._recent: deque[Any] = deque(maxlen=_RECENT)
         self._sent_to: set[int] = set()
         self._point = point
         self._sampler = stateful_sampler(loader)
+        batch_sampler = loader.batch_sampler
+        self._full_batch = batch_sampler.batch_size if type(batch_sampler) is BatchSampler else 0
         if point is not None:
             if not self._rules.counter:
                 self.workers = list(point["workers"])
             if self._sampler is not None:
                 self._sampler.load_state_dict(deepcopy(point["sampler"]))
+                self._last_counts = point["last_counts"]
                 self.batches = self._next_batch = point["batches"]
                 self._checksum = self._next_checksum = point["checksum"]
             if point["begin"] is not None:
@@ -90,7 +96,11 @@ class Progress:
             random_states.restore(point["first_pull"], self._generators)
         if self._first_pull is None:
             self._first_pull = random_states.capture(self._generators)
-        if point is None or self._sampler is not None:
+        if point is None:
+            return
+        if self._sampler is not None:
+            if self._last_counts:
+                deque(batches, maxlen=0)  # what is left is the last batch, which was yielded
             return
         for _ in range(point["batches"]):
             try:
@@ -126,7 +136,10 @@ class Progress:
         batch, self._next_batch = self._next_batch, self._next_batch + 1
         if type(keys) in (list, tuple, int):  # others may not be read twice
             self._next_checksum = zlib.crc32(repr(keys).encode(), self._next_checksum)
-        self._pulled.append((self._ask_sampler(), self._next_checksum))
+        before = self._pulled[-1][0] if self._pulled else self._sampler_state
+        last = self._forgets_its_end(keys)
+        state = before if last else self._ask_sampler()
+        self._pulled.append((state, self._next_checksum, last))
         return keys if self._rules.plain else self._request(batch, keys)
 
     def _request(self, batch: int, keys: Any) -> Request:
@@ -144,6 +157,15 @@ class Progress:
 
     def _ask_sampler(self) -> Any:
         return None if self._sampler is None else deepcopy(self._sampler.state_dict())
+
+    def _forgets_its_end(self, keys: Any) -> bool:
+        """Whether the sampler's state after this batch may be that of its beginning.
+
+        A batch that is not full took it to its end, where its own place may be forgotten.
+        """
+        if self._sampler is None or hasattr(self._sampler, "next_state_dict"):
+            return False
+        return self._full_batch > 0 and len(keys) < self._full_batch
 
     def _ask_sampler_for_next(self) -> Any:
         """Where its next iteration begins. One that cannot say so is there once it has ended."""
@@ -164,11 +186,11 @@ class Progress:
 
     def finish(self) -> None:
         """The epoch is over."""
-        self.finished = True
+        self.finished, self._last_counts = True, False
         self._sampler_state = self._ask_sampler_for_next()
 
     def _count(self) -> None:
-        self._sampler_state, self._checksum = self._pulled.popleft()
+        self._sampler_state, self._checksum, self._last_counts = self._pulled.popleft()
         self.batches += 1
 
     def point(self) -> dict[str, Any]:
@@ -179,6 +201,7 @@ class Progress:
             "begin": self._begin,
             "first_pull": self._first_pull,
             "sampler": self._sampler_state,
+            "last_counts": self._last_counts,
             "workers": None if self.workers is None else [_plain(each) for each in self.workers],
         }
 

@@ -167,6 +167,31 @@ def test_a_sampler_that_keeps_its_place(folder: Path, num_workers: int) -> None:
     assert_same(go_on(with_sampler(), state), rest)
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_such_a_sampler_at_every_cut_point(folder: Path, options: dict[str, Any]) -> None:
+    """After a last batch that is not full its place is that of the beginning."""
+
+    def with_sampler() -> headrace.DataLoader[Any]:
+        return make(folder, shuffle=False, sampler=Counting(), **{**options, "batch_size": 8})
+
+    for cut in range(4):
+        torch.manual_seed(5)
+        loader = with_sampler()
+        iterator = iter(loader)
+        for _ in range(cut):
+            next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = [*iterator, *loader]
+        resumed = with_sampler()
+        resumed.load_state_dict(state)
+        iter(resumed)
+        again = json.loads(json.dumps(resumed.state_dict()))
+        for each in (state, again):
+            resumed = with_sampler()
+            resumed.load_state_dict(each)
+            assert_same([*resumed, *resumed], rest, f"after {cut}")
+
+
 class FromElsewhere(Sampler[int]):
     """Gives another order each time, by nothing that is saved."""
 
