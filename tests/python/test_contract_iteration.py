@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset, Subset
 from torchvision.datasets import ImageFolder
@@ -19,11 +20,13 @@ from support import (
     assert_same,
     assert_same_behaviour,
     begin,
+    encoded,
     end,
     epochs,
     one_epoch,
     step,
     train,
+    write_folder,
 )
 
 
@@ -98,11 +101,14 @@ def test_out_of_order_every_batch_comes_once(pictures: Path, workers: int) -> No
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_wait_longer_than_the_timeout_raises_and_can_be_repeated(
-    pictures: Path, persistent: bool
+    tmp_path: Path, persistent: bool
 ) -> None:
-    loader: Any = loader_of(pictures, timeout=1e-9, num_workers=2, persistent_workers=persistent)(
-        DataLoader
-    )
+    # Large enough not to be decoded before the first call of next().
+    large = Image.effect_noise((3000, 3000), 90).convert("RGB")
+    root = write_folder(tmp_path, {f"{i}.jpg": encoded(large, "JPEG") for i in range(3)})
+    loader: Any = loader_of(
+        root, timeout=1e-9, num_workers=2, persistent_workers=persistent, batch_size=1
+    )(DataLoader)
     iterator = iter(loader)
     raised, batches = 0, []
     deadline = time.monotonic() + 60
