@@ -74,6 +74,7 @@ def main() -> None:
             for cores in [CORES[:1], CORES] if len(CORES) > 1 else [CORES]:
                 results = bench(folder, transform, cores, images, arguments.runs)
                 best = max(results[:-1], key=lambda result: result["images_per_s"])
+                print(f"{name}, {len(cores)} cores: {rate(results[-1])}", file=sys.stderr)
                 table.add_row(
                     name,
                     str(len(cores)),

@@ -14,9 +14,10 @@ Result = dict[str, Any]
 
 def label(result: Result) -> str:
     """A configuration in a few words."""
+    noun, count = "thread", result["threads"]
     if result["system"] == "torch":
-        return f"torch, {result['num_workers']} workers"
-    return f"headrace, {result['threads']} threads"
+        noun, count = "worker", result["num_workers"]
+    return f"{result['system']}, {count} {noun}{'' if count == 1 else 's'}"
 
 
 def print_table(results: list[Result], title: str) -> None:

@@ -43,7 +43,7 @@ def test_it_times_every_configuration_and_writes_the_results(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
     out = capsys.readouterr().out
-    assert "torch, 1 workers" in out and "headrace, 2 threads" in out
+    assert "torch, 1 worker " in out and "headrace, 2 threads" in out
     best = max(results[0]["images_per_s"], results[1]["images_per_s"])
     assert f"{results[3]['images_per_s'] / best:.2f}" in out
 
