@@ -4,6 +4,7 @@ What torch's fetcher, in the main process or in workers, loads and collates goes
 headrace.sample_rules; what comes back is accounted for here.
 """
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -86,8 +87,9 @@ class _Accounted:
         if self._tracked:
             self._progress.count(worker_state)
 
+    @abstractmethod
     def _turns_over(self) -> int:
-        raise NotImplementedError
+        """How many batches the sampler gave whose turn is over."""
 
 
 class AccountedMainProcessIterator(_Accounted, _SingleProcessDataLoaderIter):
