@@ -41,6 +41,19 @@ def mixed_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(tmp_path_factory.mktemp("mixed"), good_files() | bad_files())
 
 
+@pytest.fixture(scope="session")
+def strange_pictures(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus's odd and broken files as an image folder of one class."""
+    files = sorted(path for path in (corpus / "weird").rglob("*") if path.is_file())
+    if not files:
+        pytest.skip("no strange files in the corpus")
+    root = tmp_path_factory.mktemp("strange")
+    (root / "class").mkdir()
+    for number, file in enumerate(files):
+        (root / "class" / f"{number:04}.jpg").symlink_to(file)
+    return root
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = [str(report.longrepr[2]) for report in terminalreporter.getreports("skipped")]
     if without_corpus := sum("corpus" in reason for reason in reasons):
