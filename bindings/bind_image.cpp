@@ -8,7 +8,6 @@
 #include "bind.h"
 #include "headrace/error.h"
 #include "headrace/image.h"
-#include "headrace/jpeg.h"
 
 namespace py = pybind11;
 
@@ -36,12 +35,6 @@ std::optional<headrace::Region> as_region(const std::optional<std::array<int, 4>
   return headrace::Region{(*region)[0], (*region)[1], (*region)[2], (*region)[3]};
 }
 
-py::tuple as_tuple(const headrace::RgbImage& image) {
-  return py::make_tuple(
-      image.size.width, image.size.height,
-      py::bytes(reinterpret_cast<const char*>(image.pixels.data()), image.pixels.size()));
-}
-
 py::tuple decode(const py::bytes& file, const std::optional<std::array<int, 4>>& region) {
   const auto span = as_span(file);
   headrace::RgbImage image;
@@ -54,24 +47,9 @@ py::tuple decode(const py::bytes& file, const std::optional<std::array<int, 4>>&
     headrace::ImageDecoder().decode(span, std::get<headrace::ImageInfo>(found), as_region(region),
                                     image);
   }
-  return as_tuple(image);
-}
-
-py::object inspect_jpeg(const py::bytes& file, std::uint64_t pixel_limit) {
-  const auto found = headrace::inspect_jpeg(as_span(file), pixel_limit);
-  if (const auto* doubt = std::get_if<headrace::Doubt>(&found)) return py::str(doubt->reason);
-  const auto& size = std::get<headrace::ImageSize>(found);
-  return py::make_tuple(size.width, size.height);
-}
-
-py::tuple decode_jpeg(const py::bytes& file, const std::optional<std::array<int, 4>>& region) {
-  const auto span = as_span(file);
-  headrace::RgbImage image;
-  {
-    py::gil_scoped_release unlocked;
-    headrace::JpegDecoder().decode(span, as_region(region), image);
-  }
-  return as_tuple(image);
+  return py::make_tuple(
+      image.size.width, image.size.height,
+      py::bytes(reinterpret_cast<const char*>(image.pixels.data()), image.pixels.size()));
 }
 
 }  // namespace
@@ -100,26 +78,4 @@ Returns:
 
 Raises:
     Error: only Pillow may judge the file.)");
-  module.def("inspect_jpeg", &inspect_jpeg, py::arg("file"),
-             py::arg("pixel_limit") = kPillowPixelLimit,
-             R"(Judges the structure of a whole JPEG file without decoding it.
-
-Args:
-    file: the compressed file, bytes.
-    pixel_limit: more pixels than this are doubtful.
-
-Returns:
-    (width, height), or a str that says why only Pillow may judge the file.)");
-  module.def("decode_jpeg", &decode_jpeg, py::arg("file"), py::arg("region") = py::none(),
-             R"(Decodes a JPEG file that inspect_jpeg() accepted, with Pillow's pixels.
-
-Args:
-    file: the compressed file, bytes.
-    region: (left, top, width, height) of the part that is wanted; all of it by default.
-
-Returns:
-    (width, height, pixels): pixels is bytes, uint8 RGB of shape [height, width, 3].
-
-Raises:
-    Error: libjpeg failed or warned, so that only Pillow may judge the file.)");
 }

@@ -58,6 +58,15 @@ bool Region::inside(ImageSize image) const noexcept {
          height <= image.height - top;
 }
 
+Region Region::in(ImageSize image, const std::optional<Region>& wanted) {
+  const Region region = wanted.value_or(whole(image));
+  if (!region.inside(image)) {
+    throw Error(ErrorCode::kInvalidArgument, "a region that is not part of the image",
+                {.stage = "decode"});
+  }
+  return region;
+}
+
 void RgbImage::reshape(ImageSize new_size) {
   size = new_size;
   pixels.resize(static_cast<std::size_t>(size.width) * static_cast<std::size_t>(size.height) *
@@ -102,12 +111,7 @@ void ImageDecoder::decode(std::span<const std::byte> file, const ImageInfo& imag
     case ImageFormat::kRgbPixels:
       break;
   }
-  const Region wanted = region.value_or(Region::whole(image.size));
-  if (!wanted.inside(image.size)) {
-    throw Error(ErrorCode::kInvalidArgument, "a region that is not part of the image",
-                {.stage = "decode"});
-  }
-  copy_region(file, image.size, wanted, out);
+  copy_region(file, image.size, Region::in(image.size, region), out);
 }
 
 }  // namespace headrace

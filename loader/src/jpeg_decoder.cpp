@@ -280,11 +280,7 @@ EntropyPath RegionDecoder::decode_by(EntropyPath path, std::span<const std::byte
   Decompression decompression;
   if (!decompression.read_header(file)) throw_doubt(decompression);
   const ImageSize size = decompression.size();
-  const Region wanted = region.value_or(Region::whole(size));
-  if (!wanted.inside(size)) {
-    throw Error(ErrorCode::kInvalidArgument, "a region that is not part of the image",
-                {.stage = "decode"});
-  }
+  const Region wanted = Region::in(size, region);
   out.reshape(wanted.size());
   row_.resize(decompression.row_bytes());
   if (!decompression.start()) throw_doubt(decompression);

@@ -140,11 +140,7 @@ void PngDecoder::decode(std::span<const std::byte> file, const std::optional<Reg
   Decompression decompression(parts);
   if (!decompression.read_header()) throw_doubt(decompression);
   const ImageSize size = decompression.size();
-  const Region wanted = region.value_or(Region::whole(size));
-  if (!wanted.inside(size)) {
-    throw Error(ErrorCode::kInvalidArgument, "a region that is not part of the image",
-                {.stage = "decode"});
-  }
+  const Region wanted = Region::in(size, region);
   out.reshape(wanted.size());
   const std::size_t stride = static_cast<std::size_t>(size.width) * kRgbChannels;
   impl_->rows.resize(decompression.interlaced() ? static_cast<std::size_t>(size.height) : 1);

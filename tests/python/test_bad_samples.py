@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 from torchvision.datasets import ImageFolder
 
 import headrace
-from headrace._core import inspect_jpeg
+from headrace._core import inspect_image
 from support import (
     assert_same_behaviour,
     bad_files,
@@ -192,7 +192,7 @@ def test_files_that_pillow_warns_of_are_left_to_it() -> None:
     """Multi-picture indexes, whole and spoilt: what is decoded natively gives no warning."""
     pictures = [picture((24, 20), number) for number in range(3)]
     whole = encoded(pictures[0], "MPO", save_all=True, append_images=pictures[1:])
-    assert not isinstance(inspect_jpeg(whole), str)
+    assert not isinstance(inspect_image(whole), str)
     index = whole.index(b"MPF\0") + 4
     rng = random.Random(0)
     left = 0
@@ -203,7 +203,7 @@ def test_files_that_pillow_warns_of_are_left_to_it() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             Image.open(io.BytesIO(spoilt)).convert("RGB")
-        if isinstance(inspect_jpeg(bytes(spoilt)), str):
+        if isinstance(inspect_image(bytes(spoilt)), str):
             left += 1
         else:
             assert not caught, f"accepted, but Pillow warns: {caught[0].message}"

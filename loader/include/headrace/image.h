@@ -31,6 +31,9 @@ struct Region {
   ImageSize size() const { return {width, height}; }
   /// Whether it is a part, with at least one pixel, of an image of this size.
   bool inside(ImageSize image) const noexcept;
+  /// `wanted`, or the whole of an image of this size.
+  /// @throws Error{kInvalidArgument}: it does not lie inside.
+  static Region in(ImageSize image, const std::optional<Region>& wanted);
   bool operator==(const Region&) const = default;
 };
 
