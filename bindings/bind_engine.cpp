@@ -254,6 +254,9 @@ void bind_engine(py::module_& module) {
   module.def(
       "begin_exit", headrace::begin_exit,
       "To be called by the thread that ends the interpreter, before the engines are closed.");
+  module.def(
+      "time_without_gil", [] { return headrace::cpu_ns_without_gil; },
+      "The processor's time, in nanoseconds, that this thread has spent in here without the GIL.");
 
   py::class_<PinnedAllocator, std::shared_ptr<PinnedAllocator>>(
       module, "PinnedAllocator", "Pinned memory for a BufferPool, by the context of one device.")
