@@ -1,25 +1,22 @@
 #include "headrace/engine.h"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <queue>
-#include <tuple>
 #include <utility>
 
+#include "decode_queue.h"
+#include "engine_counters.h"
 #include "engine_parts.h"
 #include "executor.h"
 #include "headrace/error.h"
 #include "headrace/image.h"
 #include "plan_stream.h"
-#include "pread_reader.h"
 #include "reader.h"
 #include "slot_ring.h"
-#include "uring_reader.h"
 
 namespace headrace {
 namespace {
@@ -29,11 +26,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kImageField = 0;
 constexpr std::size_t kLabelField = 1;
 constexpr std::size_t kMirroredField = 2;  // with a split transform only
-
-std::uint64_t nanoseconds_since(Clock::time_point start) {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
-}
 
 // A read's ticket says which row of which batch it is for.
 constexpr unsigned kRowBits = 24;
@@ -75,21 +67,6 @@ ExifOrientation orientation_of(const Sample& sample) {
   return sample.upright ? ExifOrientation::kApplied : ExifOrientation::kIgnored;
 }
 
-struct StageCounter {
-  std::atomic<std::uint64_t> items{0};
-  std::atomic<std::uint64_t> bytes{0};
-  std::atomic<std::uint64_t> busy_ns{0};
-
-  void add(std::uint64_t out_bytes, Clock::time_point start) {
-    items.fetch_add(1, std::memory_order_relaxed);
-    bytes.fetch_add(out_bytes, std::memory_order_relaxed);
-    busy_ns.fetch_add(nanoseconds_since(start), std::memory_order_relaxed);
-  }
-  EngineStats::Stage read(std::string name) const {
-    return {.name = std::move(name), .items = items, .bytes = bytes, .busy_ns = busy_ns};
-  }
-};
-
 }  // namespace
 
 struct Engine::Impl {
@@ -109,22 +86,6 @@ struct Engine::Impl {
     std::size_t stream = 0;
     bool opaque = false;
     std::vector<Row> rows;
-  };
-
-  /// A decode that may begin. The oldest batch goes first, and of that the largest files: those
-  /// that begin last hold the batch up. In a simulation with the sizes of photographs the longest
-  /// wait for a batch fell by 1 % with 2 threads, by 9 % with 8 and by 8 to 22 % with 16. The
-  /// largest of all batches first would make it up to three times as long.
-  struct ReadyDecode {
-    std::uint64_t batch = 0;
-    std::size_t row = 0;
-    std::size_t file_bytes = 0;
-
-    /// Whether the other goes first.
-    bool operator<(const ReadyDecode& other) const noexcept {
-      return std::tuple(other.batch, file_bytes, other.row) <
-             std::tuple(batch, other.file_bytes, row);
-    }
   };
 
   /// What one worker thread needs for itself.
@@ -165,7 +126,6 @@ struct Engine::Impl {
 
   std::uint64_t begin(std::size_t stream, std::vector<Sample> samples, bool opaque);
   Event take_batch();
-  void close_gaps(const Job& job, const std::vector<std::size_t>& skipped_rows);
   PlanStream& open_question(const Question& question);
   void close(PlanStream& stream, const Question& question, PlanStream::Answer answer,
              const RandomStream& random_after);
@@ -200,16 +160,9 @@ struct Engine::Impl {
   std::vector<PlanStream> streams;
   std::deque<std::unique_ptr<Job>> jobs;  // oldest first; ids are consecutive
 
-  std::priority_queue<ReadyDecode> ready_decodes;  // a task of the executor is there for each
+  DecodeQueue ready_decodes;  // a task of the executor is there for each
 
-  StageCounter decode_counter;
-  StageCounter transform_counter;
-  std::uint64_t batches = 0;
-  const Clock::time_point begun = Clock::now();
-  std::uint64_t wall_ns = 0;
-  std::uint64_t consumer_wait_ns = 0;
-  std::uint64_t ready_batches_sum = 0;
-  std::uint64_t questions = 0;
+  EngineCounters counters;
 
   // Destroyed in this order, last first: the reader still writes into its buffers and calls
   // on_read(), which hands work to the executor, whose tasks write into the ring's memory.
@@ -244,7 +197,7 @@ Engine::Event Engine::Impl::take_batch() {
   const std::unique_ptr<Job> job = std::move(jobs.front());
   jobs.pop_front();
   PlanStream::Outcome outcome = streams[job->stream].pop();
-  if (!outcome.skipped_rows.empty()) close_gaps(*job, outcome.skipped_rows);
+  if (!outcome.skipped_rows.empty()) ring.close_gaps(job->id, outcome.skipped_rows);
   SlotRing::Slot slot = ring.lease();
   Batch batch{.id = job->id,
               .rows = static_cast<std::int64_t>(job->rows.size() - outcome.skipped_rows.size()),
@@ -261,25 +214,8 @@ Engine::Event Engine::Impl::take_batch() {
       batch.fields.push_back({ring.fields()[i], std::move(slot.fields[i])});
     }
   }
-  ++batches;
+  ++counters.batches;
   return batch;
-}
-
-/// A row's address is fixed before anyone knows whether the sample can be had, so the rows behind
-/// one that cannot move up in the end. That is rare enough.
-void Engine::Impl::close_gaps(const Job& job, const std::vector<std::size_t>& skipped_rows) {
-  std::size_t to = skipped_rows.front();
-  auto next_skipped = skipped_rows.begin();
-  for (std::size_t from = to; from < job.rows.size(); ++from) {
-    if (next_skipped != skipped_rows.end() && *next_skipped == from) {
-      ++next_skipped;
-      continue;
-    }
-    for (std::size_t field = 0; field < ring.fields().size(); ++field) {
-      std::ranges::copy(ring.row(job.id, field, from), ring.row(job.id, field, to).begin());
-    }
-    ++to;
-  }
 }
 
 PlanStream& Engine::Impl::open_question(const Question& question) {
@@ -304,7 +240,7 @@ void Engine::Impl::close(PlanStream& stream, const Question& question, PlanStrea
                          const RandomStream& random_after) {
   if (question.collate) refuse("draws cannot fail: answer with where they stopped");
   stream.answered(question.batch, static_cast<std::size_t>(question.row), answer, random_after);
-  ++questions;
+  ++counters.questions;
   carry_out(stream);
 }
 
@@ -432,10 +368,10 @@ void Engine::Impl::decode_next(Worker& worker) noexcept {
       const auto start = Clock::now();
       const auto file = row.sample.memory ? row.sample.memory.bytes() : bytes.bytes();
       worker.decoder.decode(file, image, plan.source, worker.image);
-      decode_counter.add(worker.image.pixels.size(), start);
+      counters.decode.add(worker.image.pixels.size(), start);
       const auto decoded = Clock::now();
       mirrored = transform.run(worker.image, plan, worker.scratch, destination);
-      transform_counter.add(destination.size(), decoded);
+      counters.transform.add(destination.size(), decoded);
     } catch (const std::exception& error) {
       doubt = error.what();  // damage, or no memory: either way the oracle's verdict counts
     }
@@ -461,58 +397,9 @@ void Engine::Impl::publish(std::exception_ptr error) noexcept {
   changed.notify_all();
 }
 
-namespace {
-
-// Measured on 1,200 JPEG files of 110 KB on a local disk, per file: 17 us of CPU and 36 us in all
-// with io_uring, 20 us and 28 us with pread in 4 threads when cached; 57 us and 190 us, 69 us and
-// 180 us when not, and 64 us and 140 us with pread in 16 threads. Decoding one takes milliseconds:
-// no batch comes sooner with io_uring, and many containers forbid it.
-std::unique_ptr<Reader> make_reader(const EngineOptions& options,
-                                    std::function<void(ReadResult)> on_done) {
-  std::string note;
-  if (options.reader == EngineOptions::Reader::kUring) {
-    try {
-      return make_uring_reader({.read_budget_bytes = options.read_budget_bytes}, on_done);
-    } catch (const Error& error) {
-      note = error.what();
-    }
-  }
-  return make_pread_reader({.threads = options.io_threads,
-                            .read_budget_bytes = options.read_budget_bytes,
-                            .note = std::move(note)},
-                           std::move(on_done));
-}
-
-Engine::Parts default_parts(const EngineOptions& options) {
-  return {.make_reader =
-              [options](std::function<void(ReadResult)> on_done) {
-                return make_reader(options, std::move(on_done));
-              },
-          .make_executor = [options] { return make_executor(options.threads); }};
-}
-
-}  // namespace
-
-const Field& Batch::field(std::string_view name) const {
-  const auto found =
-      std::ranges::find_if(fields, [&](const Field& one) { return one.spec.name == name; });
-  if (found == fields.end()) refuse("the batch has no field \"" + std::string(name) + "\"");
-  return *found;
-}
-
-std::span<std::byte> Batch::bytes_of(std::string_view name, std::size_t number_bytes) const {
-  const Field& found = field(name);
-  if (dtype_bytes(found.spec.dtype) != number_bytes) {
-    refuse("the numbers of \"" + std::string(name) + "\" have " +
-           std::to_string(dtype_bytes(found.spec.dtype)) + " bytes each, not " +
-           std::to_string(number_bytes));
-  }
-  return {found.memory.get(), static_cast<std::size_t>(rows) * found.spec.row_bytes()};
-}
-
 Engine::Engine(const EngineOptions& options, Transform transform,
                const std::vector<RandomStream>& streams)
-    : Engine(options, std::move(transform), streams, default_parts(options)) {}
+    : Engine(options, std::move(transform), streams, Parts::real(options)) {}
 
 Engine::Engine(const EngineOptions& options, Transform transform,
                const std::vector<RandomStream>& streams, const Parts& parts) {
@@ -553,14 +440,13 @@ Engine::Event Engine::next(std::chrono::milliseconds timeout) {
   Impl& impl = *impl_;
   if (impl.jobs.empty()) refuse("next() with no batch in flight");
   for (const auto& job : impl.jobs) {
-    impl.ready_batches_sum += impl.streams[job->stream].settled(job->id) ? 1 : 0;
+    impl.counters.ready_batches_sum += impl.streams[job->stream].settled(job->id) ? 1 : 0;
   }
   const auto start = Clock::now();
   impl.changed.wait_for(lock, timeout, [&] {
     return impl.stopping || impl.fatal != nullptr || impl.asks() || impl.front_settled();
   });
-  impl.consumer_wait_ns += nanoseconds_since(start);
-  impl.wall_ns = nanoseconds_since(impl.begun);
+  impl.counters.add_wait(start);
   if (impl.fatal != nullptr) std::rethrow_exception(impl.fatal);
   if (impl.stopping) throw Error(ErrorCode::kStopped, "stopped", {.stage = "engine"});
 
@@ -650,25 +536,9 @@ std::size_t Engine::in_flight() const {
 
 EngineStats Engine::stats() const {
   const std::lock_guard lock(impl_->mutex);
-  const ReaderStats read = impl_->reader->stats();
-  EngineStats stats{.reader = std::string(read.name),
-                    .reader_note = read.note,
-                    .read_depth = read.depth,
-                    .read_ahead_bytes = read.ahead_bytes,
-                    .threads = impl_->options.threads,
-                    .io_threads = impl_->options.io_threads,
-                    .stages = {{.name = "read",
-                                .items = read.reads,
-                                .bytes = read.bytes,
-                                .busy_ns = read.busy_ns,
-                                .waiting_ns = read.wait_budget_ns},
-                               impl_->decode_counter.read("decode"),
-                               impl_->transform_counter.read("transform")},
-                    .batches = impl_->batches,
-                    .consumer_wait_ns = impl_->consumer_wait_ns,
-                    .wall_ns = impl_->wall_ns,
-                    .ready_batches_sum = impl_->ready_batches_sum,
-                    .questions = impl_->questions};
+  EngineStats stats = impl_->counters.read(impl_->reader->stats());
+  stats.threads = impl_->options.threads;
+  stats.io_threads = impl_->options.io_threads;
   for (const auto& stream : impl_->streams) stats.rollbacks += stream.rollbacks();
   return stats;
 }

@@ -13,6 +13,8 @@ namespace headrace {
 struct Engine::Parts {
   std::function<std::unique_ptr<Reader>(std::function<void(ReadResult)> on_done)> make_reader;
   std::function<std::unique_ptr<Executor>()> make_executor;
+
+  static Parts real(const EngineOptions& options);
 };
 
 }  // namespace headrace

@@ -1,5 +1,6 @@
 #include "slot_ring.h"
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -25,6 +26,20 @@ std::span<std::byte> SlotRing::row(std::uint64_t id, std::size_t field, std::siz
   assert(row < slot.rows);
   const std::size_t bytes = fields_[field].row_bytes();
   return {slot.fields[field].get() + row * bytes, bytes};
+}
+
+void SlotRing::close_gaps(std::uint64_t id, std::span<const std::size_t> gone) {
+  std::size_t to = 0;
+  for (std::size_t from = 0; from < at(id).rows; ++from) {
+    if (!gone.empty() && gone.front() == from) {
+      gone = gone.subspan(1);
+      continue;
+    }
+    for (std::size_t field = 0; field < fields_.size() && from != to; ++field) {
+      std::ranges::copy(row(id, field, from), row(id, field, to).begin());
+    }
+    ++to;
+  }
 }
 
 SlotRing::Slot SlotRing::lease() {

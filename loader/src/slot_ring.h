@@ -40,6 +40,10 @@ class SlotRing {
   /// The memory of one row, for its only writer.
   std::span<std::byte> row(std::uint64_t id, std::size_t field, std::size_t row);
 
+  /// Moves rows up so that `gone` (ascending) are left out, and the slot's last rows are free.
+  /// A row's address is fixed before anyone knows whether its sample can be had: rare enough.
+  void close_gaps(std::uint64_t id, std::span<const std::size_t> gone);
+
   /// The oldest slot. Needs !empty().
   std::uint64_t front_id() const noexcept { return slots_.front().id; }
 

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "slot_ring.h"
 #include "support.h"
@@ -60,6 +62,21 @@ TEST_CASE("a leased slot keeps its memory after the ring is gone", "[slot_ring]"
   const auto slot = ring->lease();
   ring.reset();
   CHECK(slot.fields[0][23] == std::byte{7});
+}
+
+TEST_CASE("rows behind those left out move up in every field", "[slot_ring]") {
+  SlotRing ring = make_ring(1);
+  const auto id = ring.begin(6);
+  for (std::size_t row = 0; row < 6; ++row) {
+    for (std::size_t field = 0; field < 2; ++field) {
+      std::ranges::fill(ring.row(id, field, row), static_cast<std::byte>(10 * row + field));
+    }
+  }
+  ring.close_gaps(id, std::vector<std::size_t>{0, 2, 3, 5});
+  for (std::size_t field = 0; field < 2; ++field) {
+    CHECK(ring.row(id, field, 0).back() == static_cast<std::byte>(10 + field));
+    CHECK(ring.row(id, field, 1).back() == static_cast<std::byte>(40 + field));
+  }
 }
 
 TEST_CASE("a batch without rows has no memory", "[slot_ring]") {

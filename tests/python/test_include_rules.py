@@ -58,7 +58,7 @@ STAGES = {
     "plan_stream": {"plan_stream"},
     "slot_ring": {"slot_ring"},
     "executor": {"executor", "tbb_executor", "thread_executor"},
-    "engine": {"engine", "engine_parts"},
+    "engine": {"batch", "decode_queue", "engine", "engine_counters", "engine_parts"},
     "device": {
         "cuda_abi",
         "cuda_driver",
