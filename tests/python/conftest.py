@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from isolated import Isolator
+from lifetime import make_pictures
 from support import bad_files, good_files, write_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,18 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mixed_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, mixed with damaged files and with other formats than JPEG."""
     return write_folder(tmp_path_factory.mktemp("mixed"), good_files() | bad_files())
+
+
+@pytest.fixture(scope="session")
+def numbered_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image folder of 24 tiny files with a class each: labels name the samples."""
+    return make_pictures(tmp_path_factory.mktemp("numbered"))
+
+
+@pytest.fixture(scope="session")
+def large_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of 4 pictures that take long to decode, so that next() has to wait."""
+    return make_pictures(tmp_path_factory.mktemp("large"), count=4, size=(2500, 2500))
 
 
 @pytest.fixture(scope="session")

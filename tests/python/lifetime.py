@@ -1,6 +1,7 @@
 """What the tests of lifetimes share: tiny datasets, loaders on them, and what a process holds."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -97,3 +98,32 @@ def same_batches(one: list[Any], other: list[Any]) -> bool:
         for x, y in zip(one, other, strict=True)
         for a, b in zip(x, y, strict=True)
     )
+
+
+def started(loader: DataLoader[Any]) -> Any:
+    iterator = iter(loader)
+    next(iterator)
+    return iterator
+
+
+def run_side_by_side(folder: str, workers: int) -> None:
+    """Four loaders, a Python thread each, and four more taken in turn by one thread."""
+    outcomes: list[Any] = []
+
+    def consume() -> None:
+        loader = make_loader(folder, workers)
+        try:
+            outcomes.append([labels(loader) for _ in range(5)])
+        except BaseException as error:
+            outcomes.append(error)
+
+    consumers = [threading.Thread(target=consume) for _ in range(4)]
+    for consumer in consumers:
+        consumer.start()
+    in_turn = zip(*[make_loader(folder, workers) for _ in range(4)], strict=True)
+    for number, batches in enumerate(in_turn):
+        assert all(labels([b]) == list(range(4 * number, 4 * number + 4)) for b in batches)
+    for consumer in consumers:
+        consumer.join()
+    assert outcomes == [[list(range(COUNT))] * 5] * 4, outcomes
+    assert eventually(lambda: not io_threads())

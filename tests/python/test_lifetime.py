@@ -1,170 +1,35 @@
-"""Nothing hangs, crashes or outlives its user: exits, interruptions, forks, threads, references."""
+"""Nothing hangs, crashes or outlives its user: interruptions, references, threads."""
 
-import atexit
 import gc
-import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
-from headrace import DataLoader, Error
+from headrace import Error
 from isolated import Isolator
 from lifetime import (
     COUNT,
     WORKERS,
     eventually,
-    in_child,
     io_threads,
     labels,
     make_loader,
     make_pictures,
+    run_side_by_side,
     same_batches,
+    started,
     threads,
 )
 
 pytestmark = pytest.mark.parametrize("workers", WORKERS)
-
-held: list[Any] = []  # until the interpreter's very end
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pictures(tmp_path_factory.mktemp("pictures"))
-
-
-@pytest.fixture(scope="session")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures that take long to decode, so that next() has to wait."""
-    return make_pictures(tmp_path_factory.mktemp("large"), count=4, size=(2500, 2500))
-
-
-def started(loader: DataLoader[Any]) -> Any:
-    iterator = iter(loader)
-    next(iterator)
-    return iterator
-
-
-# --- the interpreter's end ------------------------------------------------------------------------
-
-
-def end_with_live_iterator(folder: str, workers: int) -> None:
-    held.append(started(make_loader(folder, workers)))
-
-
-def end_with_unstarted_iterator(folder: str, workers: int) -> None:
-    held.append(iter(make_loader(folder, workers)))
-
-
-def end_with_iterator_in_cycle(folder: str, workers: int) -> None:
-    cycle = [started(make_loader(folder, workers))]
-    cycle.append(cycle)
-
-
-def end_with_persistent_iterator(folder: str, workers: int) -> None:
-    loader = make_loader(folder, workers, persistent_workers=workers > 0)
-    started(loader)
-    held.append(loader)
-
-
-def end_with_batches(folder: str, workers: int) -> None:
-    held.append(list(make_loader(folder, workers)))
-
-
-def end_with_interrupted_thread(folder: str, workers: int) -> None:
-    """A daemon thread is inside next() when the interpreter ends."""
-    inside = threading.Event()
-
-    def consume() -> None:
-        loader = make_loader(folder, workers)
-        while True:
-            for _ in loader:
-                inside.set()
-
-    threading.Thread(target=consume, daemon=True).start()
-    assert inside.wait(30)
-
-
-def end_reading_on(folder: str, workers: int) -> None:
-    """The exit handler of a program that imported headrace late: it runs after headrace's own."""
-    loader = make_loader(folder, workers)
-    held.append(started(loader))
-    from headrace import iterator as module
-
-    atexit.unregister(module._close_all)
-    atexit.register(lambda: held.append(started(loader)))
-    atexit.register(module._close_all)
-
-
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        end_with_live_iterator,
-        end_with_unstarted_iterator,
-        end_with_iterator_in_cycle,
-        end_with_persistent_iterator,
-        end_with_batches,
-        end_reading_on,
-    ],
-)
-def test_the_interpreter_ends_clean(
-    isolated: Isolator, folder: Path, workers: int, scenario: Callable[..., None]
-) -> None:
-    isolated(scenario, folder, workers)
-
-
-def test_the_interpreter_ends_clean_while_a_daemon_thread_waits(
-    isolated: Isolator, folder: Path, large: Path, workers: int
-) -> None:
-    isolated(end_with_interrupted_thread, large, workers)
-    for _ in range(5):
-        isolated(end_with_interrupted_thread, folder, workers)
-
-
-def leave_by_sys_exit(folder: str, workers: int) -> None:
-    for _ in make_loader(folder, workers):
-        sys.exit(3)
-
-
-def leave_by_os_exit(folder: str, workers: int) -> None:
-    for _ in make_loader(folder, workers):
-        os._exit(4)
-
-
-def leave_by_exception(folder: str, workers: int) -> None:
-    for _ in make_loader(folder, workers):
-        raise ArithmeticError("a training step failed")
-
-
-def leave_by_ctrl_c(folder: str, workers: int) -> None:
-    for _ in make_loader(folder, workers):
-        signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.parametrize(
-    ("scenario", "status"),
-    [
-        (leave_by_sys_exit, 3),
-        (leave_by_os_exit, 4),
-        (leave_by_exception, 1),
-        (leave_by_ctrl_c, -signal.SIGINT),
-    ],
-)
-def test_the_program_can_leave_the_loop_in_any_way(
-    isolated: Isolator, folder: Path, workers: int, scenario: Callable[..., None], status: int
-) -> None:
-    isolated(scenario, folder, workers, status=status)
-
 
 # --- interruptions --------------------------------------------------------------------------------
 
@@ -186,9 +51,9 @@ def interrupt_waiting(folder: str, workers: int) -> None:
 
 
 def test_ctrl_c_comes_through_while_next_waits(
-    isolated: Isolator, large: Path, workers: int
+    isolated: Isolator, large_pictures: Path, workers: int
 ) -> None:
-    isolated(interrupt_waiting, large, workers)
+    isolated(interrupt_waiting, large_pictures, workers)
 
 
 def interrupt_step(folder: str, workers: int) -> None:
@@ -206,9 +71,9 @@ def interrupt_step(folder: str, workers: int) -> None:
 
 
 def test_iteration_goes_on_after_ctrl_c_in_the_training_step(
-    isolated: Isolator, folder: Path, workers: int
+    isolated: Isolator, numbered_pictures: Path, workers: int
 ) -> None:
-    isolated(interrupt_step, folder, workers)
+    isolated(interrupt_step, numbered_pictures, workers)
 
 
 def interrupt_pillow(folder: str, workers: int) -> None:
@@ -269,9 +134,9 @@ def interrupt_often(folder: str, workers: int) -> None:
 
 
 def test_no_batch_is_lost_or_repeated_however_often_a_wait_is_interrupted(
-    isolated: Isolator, large: Path, workers: int
+    isolated: Isolator, large_pictures: Path, workers: int
 ) -> None:
-    isolated(interrupt_often, large, workers)
+    isolated(interrupt_often, large_pictures, workers)
 
 
 def interrupt_everywhere(folder: str, workers: int) -> None:
@@ -321,9 +186,9 @@ def is_inside(frame: Any, function: str) -> bool:
 
 
 def test_ctrl_c_at_any_moment_neither_hangs_nor_loses_samples_silently(
-    isolated: Isolator, folder: Path, workers: int
+    isolated: Isolator, numbered_pictures: Path, workers: int
 ) -> None:
-    isolated(interrupt_everywhere, folder, workers)
+    isolated(interrupt_everywhere, numbered_pictures, workers)
 
 
 def handle_signals(folder: str, workers: int) -> None:
@@ -346,8 +211,10 @@ def handle_signals(folder: str, workers: int) -> None:
     assert all(on_main for _, on_main in heard)
 
 
-def test_handlers_run_while_next_waits(isolated: Isolator, large: Path, workers: int) -> None:
-    isolated(handle_signals, large, workers)
+def test_handlers_run_while_next_waits(
+    isolated: Isolator, large_pictures: Path, workers: int
+) -> None:
+    isolated(handle_signals, large_pictures, workers)
 
 
 def interrupt_through_threads(folder: str, workers: int) -> None:
@@ -363,9 +230,9 @@ def interrupt_through_threads(folder: str, workers: int) -> None:
 
 
 def test_no_thread_of_the_loader_takes_signals(
-    isolated: Isolator, folder: Path, workers: int
+    isolated: Isolator, numbered_pictures: Path, workers: int
 ) -> None:
-    isolated(interrupt_through_threads, folder, workers)
+    isolated(interrupt_through_threads, numbered_pictures, workers)
 
 
 # --- references -----------------------------------------------------------------------------------
@@ -445,9 +312,9 @@ def drop_batches(folder: str, workers: int) -> None:
 
 
 def test_batches_belong_to_their_holder_and_are_freed_with_the_last_reference(
-    isolated: Isolator, folder: Path, workers: int
+    isolated: Isolator, numbered_pictures: Path, workers: int
 ) -> None:
-    isolated(drop_batches, folder, workers)
+    isolated(drop_batches, numbered_pictures, workers)
 
 
 def drop_garbage(folder: str, workers: int) -> None:
@@ -480,9 +347,9 @@ def break_and_raise(folder: str, workers: int) -> None:
 
 
 def test_a_loader_is_as_new_after_break_and_exceptions(
-    isolated: Isolator, folder: Path, workers: int
+    isolated: Isolator, numbered_pictures: Path, workers: int
 ) -> None:
-    isolated(break_and_raise, folder, workers)
+    isolated(break_and_raise, numbered_pictures, workers)
 
 
 def consume(iterator: Any, entered: threading.Event, outcome: list[Any]) -> None:
@@ -507,150 +374,10 @@ def close_from_another_thread(folder: str, workers: int) -> None:
         assert isinstance(outcome[-1], Error) and outcome[-1].code == "stopped", outcome
 
 
-def test_closing_wakes_a_thread_inside_next(isolated: Isolator, large: Path, workers: int) -> None:
-    isolated(close_from_another_thread, large, workers)
-
-
-# --- forks ----------------------------------------------------------------------------------------
-
-
-def fork_and_use_parents_iterator(folder: str, workers: int) -> None:
-    iterator = started(make_loader(folder, workers))
-
-    def child() -> None:
-        try:
-            next(iterator)
-        except Error as error:
-            assert error.code == "stopped"
-            assert "forked" in str(error) and "iter(loader)" in str(error), error
-        else:
-            raise AssertionError("a forked child got a batch of its parent's threads")
-
-    assert in_child(child) == 0
-    assert labels(iterator) == list(range(4, COUNT))
-
-
-def test_a_forked_child_hears_that_the_iterator_is_its_parents(
-    isolated: Isolator, folder: Path, workers: int
+def test_closing_wakes_a_thread_inside_next(
+    isolated: Isolator, large_pictures: Path, workers: int
 ) -> None:
-    isolated(fork_and_use_parents_iterator, folder, workers)
-
-
-def fork_under_load(folder: str, workers: int) -> None:
-    """Children of a process whose threads hold all kinds of locks, again and again."""
-    persistent = workers > 0
-    loader = make_loader(folder, workers, persistent_workers=persistent)
-    expected = labels(loader)
-    stop = threading.Event()
-
-    def load() -> None:
-        # Persistent, so that no thread holds the lock of torch's generator in the moment of a fork:
-        # the child could never draw again.
-        other = make_loader(folder, 2, persistent_workers=True)
-        while not stop.is_set():
-            for _ in other:
-                pass
-
-    thread = threading.Thread(target=load)
-    thread.start()
-
-    def read_epoch() -> None:
-        assert labels(loader) == expected  # a persistent iterator is made anew
-        assert labels(make_loader(folder, workers)) == expected
-
-    def free_and_exit() -> None:
-        batches.clear()
-        iterators.clear()
-        gc.collect()
-
-    for number in range(8):
-        iterators = [iter(loader)]
-        batches = [next(iterators[0])]
-        for act in (read_epoch, free_and_exit, lambda: None):
-            assert in_child(act, at_once=number > 0) == 0
-        assert labels(iterators[0]) == expected[4:]
-    stop.set()
-    thread.join()
-
-
-def test_forked_children_read_free_and_exit_while_the_parent_is_under_load(
-    isolated: Isolator, folder: Path, workers: int
-) -> None:
-    isolated(fork_under_load, folder, workers)
-
-
-def fork_twice(folder: str, workers: int) -> None:
-    loader = make_loader(folder, workers)
-    held.append(started(loader))
-
-    def grandchild() -> None:
-        assert labels(loader) == list(range(COUNT))
-
-    def child() -> None:
-        held.append(started(loader))
-        assert in_child(grandchild) == 0
-        assert labels(loader) == list(range(COUNT))
-
-    assert in_child(child) == 0
-
-
-def test_a_forked_childs_child_reads_too(isolated: Isolator, folder: Path, workers: int) -> None:
-    isolated(fork_twice, folder, workers)
-
-
-class Nested(Dataset[Any]):
-    """Each sample is an epoch of a headrace loader, read inside torch's worker process."""
-
-    def __init__(self, folder: str, workers: int) -> None:
-        self.loader = make_loader(folder, workers)
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> list[int]:
-        return labels(self.loader)
-
-
-def fork_torch_workers(folder: str, workers: int) -> None:
-    """torch's workers fork beside a running native iterator, and run one of their own."""
-    beside = started(make_loader(folder, workers))
-    nested = Nested(folder, workers)
-    held.append(started(nested.loader))
-    plain = torch.utils.data.DataLoader(nested, batch_size=None, num_workers=2)
-    for sample in plain:
-        assert sample == list(range(COUNT))
-    assert labels(beside) == list(range(4, COUNT))
-
-
-def test_torchs_workers_fork_beside_the_loader_and_run_one_themselves(
-    isolated: Isolator, folder: Path, workers: int
-) -> None:
-    isolated(fork_torch_workers, folder, workers)
-
-
-def read_in_spawned_process(loader: DataLoader[Any], queue: Any) -> None:
-    queue.put(labels(loader))
-
-
-def spawn_with_loader(folder: str, workers: int) -> None:
-    loader = make_loader(folder, workers)
-    held.append(started(loader))
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=read_in_spawned_process, args=(loader, queue))
-    process.start()
-    assert queue.get(timeout=60) == list(range(COUNT))
-    process.join()
-    assert process.exitcode == 0
-    queue.close()
-    queue.join_thread()
-    assert labels(pickle.loads(pickle.dumps(loader))) == list(range(COUNT))
-
-
-def test_a_spawned_process_reads_a_loader_that_was_pickled_to_it(
-    isolated: Isolator, folder: Path, workers: int
-) -> None:
-    isolated(spawn_with_loader, folder, workers)
+    isolated(close_from_another_thread, large_pictures, workers)
 
 
 # --- threads --------------------------------------------------------------------------------------
@@ -672,45 +399,12 @@ def name_threads(folder: str, workers: int) -> None:
 
 
 def test_threads_have_names_and_go_with_the_iterator(
-    isolated: Isolator, folder: Path, workers: int
+    isolated: Isolator, numbered_pictures: Path, workers: int
 ) -> None:
-    isolated(name_threads, folder, workers)
+    isolated(name_threads, numbered_pictures, workers)
 
 
-def run_side_by_side(folder: str, workers: int) -> None:
-    """Four loaders, a Python thread each, and four more taken in turn by one thread."""
-    outcomes: list[Any] = []
-
-    def consume() -> None:
-        loader = make_loader(folder, workers)
-        try:
-            outcomes.append([labels(loader) for _ in range(5)])
-        except BaseException as error:
-            outcomes.append(error)
-
-    consumers = [threading.Thread(target=consume) for _ in range(4)]
-    for consumer in consumers:
-        consumer.start()
-    in_turn = zip(*[make_loader(folder, workers) for _ in range(4)], strict=True)
-    for number, batches in enumerate(in_turn):
-        assert all(labels([b]) == list(range(4 * number, 4 * number + 4)) for b in batches)
-    for consumer in consumers:
-        consumer.join()
-    assert outcomes == [[list(range(COUNT))] * 5] * 4, outcomes
-    assert eventually(lambda: not io_threads())
-
-
-def test_loaders_run_side_by_side(isolated: Isolator, folder: Path, workers: int) -> None:
-    isolated(run_side_by_side, folder, workers)
-
-
-def read_as_a_child(folder: str, workers: int) -> None:
-    """The whole of it once more on plain threads, which forked children have instead of oneTBB."""
-    held.append(started(make_loader(folder, workers)))
-    assert in_child(lambda: run_side_by_side(folder, workers)) == 0
-
-
-def test_loaders_run_side_by_side_in_a_forked_child(
-    isolated: Isolator, folder: Path, workers: int
+def test_loaders_run_side_by_side(
+    isolated: Isolator, numbered_pictures: Path, workers: int
 ) -> None:
-    isolated(read_as_a_child, folder, workers)
+    isolated(run_side_by_side, numbered_pictures, workers)
