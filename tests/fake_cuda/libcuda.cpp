@@ -1,4 +1,4 @@
-// The driver's functions as the double has them, and the tests' control over it.
+// The driver's functions as the double has them.
 #include <cstring>
 #include <string_view>
 #include <unordered_map>
@@ -8,11 +8,13 @@
 #include "machine.h"
 
 namespace fake_cuda {
+
+thread_local int tests_own = 0;
+
 namespace {
 
 namespace cuda = headrace::cuda;
 
-thread_local int tests_own = 0;
 thread_local int capture_mode = 0;  // global: the strictest, as in every new thread
 thread_local std::vector<int> current_devices;
 
@@ -73,12 +75,6 @@ std::shared_ptr<EventState> find_event(Machine& machine, Event event) {
   return nullptr;
 }
 
-StreamState* find_stream(Machine& machine, Stream handle) {
-  StreamState* stream = machine.stream(handle, std::max(0, current_device()));
-  if (stream == nullptr) machine.complain("a stream is used that does not exist");
-  return stream;
-}
-
 void check_capture(Machine& machine, const StreamState& stream, const char* what) {
   if (stream.capturing && tests_own == 0) {
     machine.complain(std::string(what) + " on a stream that is being captured");
@@ -88,10 +84,7 @@ void check_capture(Machine& machine, const StreamState& stream, const char* what
 /// Events with times are there to be measured: nothing is ordered by them.
 bool orders(const EventState& event) { return (event.flags & cuda::kEventDisableTiming) != 0; }
 
-std::uintptr_t address_of(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
-
-// --- process, devices, contexts
-// -------------------------------------------------------------------
+// --- process, devices, contexts -------------------------------------------------------------
 
 Result init(unsigned) { return Call(Call::kPlain).result; }
 
@@ -167,8 +160,7 @@ Result exchange_capture_mode(int* mode) {
   return call.result;
 }
 
-// --- memory
-// ---------------------------------------------------------------------------------------
+// --- memory ---------------------------------------------------------------------------------
 
 Result host_alloc(void** memory, std::size_t bytes, unsigned flags) {
   const Call call(Call::kBreaksCaptures, "cuMemHostAlloc");
@@ -225,8 +217,7 @@ Result copy_to_device(DevicePointer to, const void* from, std::size_t bytes, Str
   return cuda::kSuccess;
 }
 
-// --- streams
-// --------------------------------------------------------------------------------------
+// --- streams --------------------------------------------------------------------------------
 
 Result stream_create(Stream* handle, unsigned flags) {
   const Call call(Call::kNeedsContext, "cuStreamCreate");
@@ -304,8 +295,7 @@ Result stream_is_capturing(Stream handle, int* status) {
   return stream->capturing && handle == nullptr ? cuda::kStreamCaptureImplicit : cuda::kSuccess;
 }
 
-// --- events
-// ---------------------------------------------------------------------------------------
+// --- events ---------------------------------------------------------------------------------
 
 Result event_create(Event* event, unsigned flags) {
   const Call call(Call::kNeedsContext, "cuEventCreate");
@@ -395,8 +385,7 @@ Result event_elapsed(float* milliseconds, Event start, Event end) {
   return cuda::kSuccess;
 }
 
-// --- kernels
-// --------------------------------------------------------------------------------------
+// --- kernels --------------------------------------------------------------------------------
 
 Result module_load(cuda::Module* module, const void*) {
   const Call call(Call::kBreaksCaptures, "cuModuleLoadData");
@@ -520,114 +509,12 @@ const std::unordered_map<std::string_view, void*>& functions() {
   return table;
 }
 
-std::string plural(std::size_t count, const char* what) {
-  return count == 0 ? "" : std::to_string(count) + " " + what + (count == 1 ? ", " : "s, ");
-}
-
 }  // namespace
 
-// --- control
-// --------------------------------------------------------------------------------------
-
-void reset(const Setup& setup) { replace_machine(setup); }
-
-std::vector<std::string> complaints() {
-  const Locked locked;
-  return {locked.machine.complaints.begin(), locked.machine.complaints.end()};
-}
-
-std::string leaks() {
-  const Locked locked;
-  const Machine& machine = locked.machine;
-  std::size_t pinned = 0;
-  std::size_t device = 0;
-  for (const auto& [address, region] : machine.regions) {
-    if (!region.alive) continue;
-    pinned += region.kind == MemoryKind::kPinned ? 1 : 0;
-    device += region.kind == MemoryKind::kDevice ? 1 : 0;
-  }
-  int contexts = 0;
-  for (const auto& [ordinal, count] : machine.contexts) contexts += count;
-  std::string text = plural(machine.streams.size(), "stream") +
-                     plural(machine.events.size(), "event") + plural(pinned, "pinned block") +
-                     plural(device, "device block") + plural(machine.modules.size(), "module") +
-                     plural(static_cast<std::size_t>(contexts), "context");
-  return text.substr(0, text.empty() ? 0 : text.size() - 2);
-}
-
-std::int64_t calls() { return Locked().machine.calls; }
-
-std::vector<Site> sites() {
-  const Locked locked;
-  std::vector<Site> found;
-  for (const auto& [address, site] : locked.machine.sites) {
-    const bool orders =
-        site.call != "cuEventRecord" || locked.machine.ordering_records.contains(address);
-    if (orders) found.push_back(site);
-  }
-  return found;
-}
-
-std::int64_t host_waits() { return Locked().machine.host_waits; }
-
-bool lost() { return Locked().machine.lost; }
-
-MemoryUse memory_use() { return Locked().machine.memory; }
-
-TestsOwn::TestsOwn() { ++tests_own; }
-TestsOwn::~TestsOwn() { --tests_own; }
-
-void host_access(const void* memory, std::size_t bytes, bool writes, const char* what) {
-  const Locked locked;
-  locked.machine.host.advance(0);
-  if (locked.machine.find(address_of(memory)) == nullptr) return;  // ordinary memory
-  locked.machine.access(0, locked.machine.host, address_of(memory), bytes, writes, what);
-}
-
-void adopt_device_memory(DevicePointer memory, std::size_t bytes) {
-  const Locked locked;
-  locked.machine.regions[memory] = Region{
-      .begin = memory, .bytes = bytes, .kind = MemoryKind::kAdopted, .storage = {}, .accesses = {}};
-}
-
-void forget_device_memory(DevicePointer memory) {
-  const Locked locked;
-  locked.machine.host.advance(0);
-  const Region* region = locked.machine.find(memory);
-  if (region == nullptr) return;
-  locked.machine.access(0, locked.machine.host, memory, region->bytes, true, "its end");
-  locked.machine.regions.erase(memory);
-}
-
-void launch(Stream stream, const char* name, std::vector<Range> ranges,
-            std::function<void()> body) {
-  const Locked locked;
-  Machine& machine = locked.machine;
-  StreamState* state = find_stream(machine, stream);
-  if (state == nullptr) return;
-  machine.queue(*state, {.kind = Operation::Kind::kKernel, .body = std::move(body), .record = {}});
-  for (const Range& range : ranges) {
-    machine.access(state->actor, state->clock, range.memory, range.bytes, range.writes, name);
-  }
-  machine.run_by_schedule();
-}
-
-void run(std::int64_t operations) {
-  const Locked locked;
-  while (operations-- > 0 && locked.machine.run_one(/*copies=*/true)) {
-  }
-}
-
-void begin_capture(Stream stream) {
-  const Locked locked;
-  find_stream(locked.machine, stream)->capturing = true;
-  ++locked.machine.capturing_streams;
-}
-
-void end_capture(Stream stream) {
-  const Locked locked;
-  find_stream(locked.machine, stream)->capturing = false;
-  --locked.machine.capturing_streams;
+StreamState* find_stream(Machine& machine, Stream handle) {
+  StreamState* stream = machine.stream(handle, std::max(0, current_device()));
+  if (stream == nullptr) machine.complain("a stream is used that does not exist");
+  return stream;
 }
 
 }  // namespace fake_cuda

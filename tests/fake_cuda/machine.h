@@ -138,4 +138,14 @@ struct Locked {
 
 void replace_machine(const Setup& setup);
 
+/// Above 0 while calls are the tests' own, which are neither counted nor judged.
+extern thread_local int tests_own;
+
+/// The stream of the current device; null, and a complaint, if there is none.
+StreamState* find_stream(Machine& machine, Stream handle);
+
+inline std::uintptr_t address_of(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer);
+}
+
 }  // namespace fake_cuda
