@@ -378,8 +378,7 @@ void DeviceCopier::Impl::stop() noexcept {
   }
 }
 
-// --- the interface
-// --------------------------------------------------------------------------------
+// --- the interface --------------------------------------------------------------------------
 
 DeviceCopier::DeviceCopier(const DeviceCopierOptions& options)
     : DeviceCopier(options, built_in_kernel_image()) {}

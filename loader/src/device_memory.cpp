@@ -8,8 +8,7 @@
 
 namespace headrace {
 
-// --- on the device
-// --------------------------------------------------------------------------------
+// --- on the device --------------------------------------------------------------------------
 
 DeviceMemory::DeviceMemory(std::shared_ptr<const PrimaryContext> context)
     : context_(std::move(context)), events_(context_, cuda::kEventDisableTiming) {}
@@ -105,8 +104,7 @@ void DeviceBlock::used_somewhere() noexcept {
   memory_.unknown_use = true;
 }
 
-// --- on the host
-// ----------------------------------------------------------------------------------
+// --- on the host ----------------------------------------------------------------------------
 
 PinnedAllocator::PinnedAllocator(int device)
     : context_(std::make_unique<PrimaryContext>(device)), pageable_(make_host_allocator()) {}

@@ -50,8 +50,7 @@ TEST_CASE("batches arrive with the right bits, without races or leaks, on any sc
   }
 }
 
-// --- mutation: each wait is left out in turn
-// ------------------------------------------------------
+// --- mutation: each wait is left out in turn ------------------------------------------------
 
 /// The scenarios that a mutant has to survive, among them some that end in an error.
 bool survives(std::uintptr_t left_out) {
@@ -94,8 +93,7 @@ TEST_CASE("without any one of its waits the hand-over fails its tests", "[device
   CHECK(sites.size() >= 10);
 }
 
-// --- failures
-// -------------------------------------------------------------------------------------
+// --- failures -------------------------------------------------------------------------------
 
 TEST_CASE("whichever call of the driver fails, it ends in an error and nothing leaks",
           "[device_copier]") {
@@ -187,8 +185,7 @@ TEST_CASE("without the kernel fields arrive as they are, and stats say why", "[d
   CHECK(fake_cuda::leaks().empty());
 }
 
-// --- bounds, waits, captures, devices
-// -------------------------------------------------------------
+// --- bounds, waits, captures, devices -------------------------------------------------------
 
 struct Bench {
   explicit Bench(const fake_cuda::Setup& setup, int device = 0) {

@@ -41,8 +41,7 @@ void Clock::join(const Clock& other) {
 
 Machine::Machine(const Setup& new_setup) : setup(new_setup), random(new_setup.seed) {}
 
-// --- memory and races
-// -----------------------------------------------------------------------------
+// --- memory and races -----------------------------------------------------------------------
 
 Region* Machine::find(std::uintptr_t address) {
   auto after = regions.upper_bound(address);
@@ -107,8 +106,7 @@ void Machine::access(std::size_t actor, const Clock& clock, std::uintptr_t addre
   region->accesses.push_back({address, end, actor, clock.of(actor), writes, what});
 }
 
-// --- streams
-// --------------------------------------------------------------------------------------
+// --- streams --------------------------------------------------------------------------------
 
 StreamState* Machine::stream(Stream handle, int device) {
   const auto value = reinterpret_cast<std::uintptr_t>(handle);
