@@ -1,5 +1,6 @@
 """How images are delivered, beyond what the dataset's transform makes of them."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,24 +39,32 @@ class Output:
     @property
     def plain(self) -> bool:
         """Whether nothing is to be done."""
-        return self == Output()
+        return self.dtype is None and self.memory_format == torch.contiguous_format
 
     def dtype_of(self, dtype: torch.dtype) -> torch.dtype:
         """What becomes of images of `dtype`."""
         return self.dtype if self.dtype is not None and dtype.is_floating_point else dtype
 
     def batch(self, data: Any) -> Any:
-        """`data` with its images converted: a tensor, or lists, tuples and dicts of such."""
+        """`data` with its images converted: a tensor, or lists, tuples and dicts of such.
+
+        Where nothing is to be done it is the very object, whatever a collate function made.
+        """
+        return data if self.plain else self._converted(data)
+
+    def _converted(self, data: Any) -> Any:
         if isinstance(data, torch.Tensor):
             if data.dim() != 4:
                 return data
             return data.to(self.dtype_of(data.dtype), memory_format=self.memory_format)
         if isinstance(data, dict):
-            return type(data)({key: self.batch(value) for key, value in data.items()})
+            converted = copy.copy(data)  # dicts of other kinds may be made in other ways
+            converted.update({key: self._converted(value) for key, value in data.items()})
+            return converted
         if isinstance(data, tuple) and hasattr(data, "_fields"):
-            return type(data)(*(self.batch(value) for value in data))
+            return type(data)(*map(self._converted, data))
         if type(data) in (list, tuple):
-            return type(data)(self.batch(value) for value in data)
+            return type(data)(map(self._converted, data))
         return data
 
     def row(self, image: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Collate functions: the registry of default_collate, MixUp and CutMix, and no collation at all."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -323,3 +324,73 @@ def test_tv_tensors_are_collated_to_plain_tensors_and_single_ones_stay(pictures:
         assert loader.explain().native
         images, _ = next(iter(loader))
         assert type(images) is expected
+
+
+# --- what comes of it -----------------------------------------------------------------------------
+
+
+class Fixed(dict[str, Any]):
+    """Cannot be made from a dict again."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size=size)
+
+
+MADE: dict[str, Callable[[Any], Any]] = {
+    "channels last": lambda batch: torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
+    "transposed": lambda batch: {"images": torch.ones(2, 4, 4, 3).permute(0, 3, 1, 2)},
+    "expanded": lambda batch: [torch.ones(1, 1, 1, 1).expand(2, 3, 4, 4)],
+    "defaultdict": lambda batch: defaultdict(list, images=torch.ones(2, 3, 4, 4)),
+    "own dict": lambda batch: Fixed(len(batch)),
+    "generator's tuple": lambda batch: (*batch, None),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("made", MADE)
+def test_what_a_collate_function_makes_comes_with_its_types_and_strides(
+    made: str, num_workers: int
+) -> None:
+    def build(loader_type: Any) -> Any:
+        return loader_type(range(4), 2, collate_fn=MADE[made], num_workers=num_workers)
+
+    assert_same_behaviour(build, epochs(1), "torch")
+
+
+def test_what_a_collate_function_makes_is_the_very_object() -> None:
+    made: list[Any] = []
+
+    def collate(batch: Any) -> Any:
+        made.append(defaultdict(list, images=torch.ones(2, 3, 4, 4)))
+        return made[-1]
+
+    assert [id(batch) for batch in DataLoader(range(4), 2, collate_fn=collate)] == [*map(id, made)]  # type: ignore[arg-type]
+    converted: Any = DataLoader(range(4), 2, collate_fn=collate, dtype=torch.half)  # type: ignore[arg-type]
+    for batch in converted:
+        assert type(batch) is defaultdict and batch["images"].dtype == torch.half
+        assert batch.default_factory is list and made[-1]["images"].dtype == torch.float32
+
+
+class Pins:
+    """Says how often it was pinned."""
+
+    def __init__(self, times: int = 0) -> None:
+        self.times = times
+
+    def pin_memory(self, device: Any = None) -> "Pins":
+        return Pins(self.times + 1)
+
+
+def test_an_objects_own_pin_memory_is_called_once_as_by_torch() -> None:
+    def collate(batch: Any) -> Any:
+        return Pins(), (Pins(), "text", b"bytes"), {"of": [Pins()]}
+
+    def times_of(loader_type: Any) -> Any:
+        iterator = iter(loader_type(range(3), collate_fn=collate))
+        iterator._pin_memory = True  # as if there were an accelerator
+        one, (other, text, data), mapping = next(iterator)
+        return one.times, other.times, text, data, mapping["of"][0].times
+
+    assert (
+        times_of(DataLoader) == times_of(torch.utils.data.DataLoader) == (1, 1, "text", b"bytes", 1)
+    )
