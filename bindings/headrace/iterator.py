@@ -15,6 +15,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -191,13 +192,14 @@ class NativeIterator(_BaseDataLoaderIter):
         """The keys of a batch: what the sampler gave, or in a list if it gives single keys."""
         return indices if self._auto_collation or type(indices) is Request else [indices]
 
-    def _fetch(self, indices: Any) -> Any:
-        """The batch as torch makes it."""
+    def _fetch(self, indices: Any, batch: int = -1) -> Any:
+        """The batch as torch makes it; `batch` is its id in the engine, if it has one."""
         collate_fn = self._collate_fn if self._mixing is None else self._mixing.collate
         dataset, rules = self._dataset, self._sample_rules
         if type(indices) is Request:
-            dataset = RuledDataset(dataset, rules)
-            collate_fn = RuledCollate(collate_fn, rules, not self._auto_collation)
+            failure = partial(self._failure, batch, note=None)
+            dataset = RuledDataset(dataset, rules, failure=failure)
+            collate_fn = RuledCollate(collate_fn, rules, not self._auto_collation, failure)
         fetcher = _MapDatasetFetcher(dataset, self._auto_collation, collate_fn, self._drop_last)
         return self._output.batch(fetcher.fetch(indices))
 
@@ -304,14 +306,18 @@ class NativeIterator(_BaseDataLoaderIter):
             return
 
         indices = self._asked(question)
+        errors: list[SampleError] = []
         if question.whole_batch:
-            result, after = self._compute(question, lambda: self._fetch(indices), None)
+            result, after = self._compute(
+                question, lambda: self._fetch(indices, question.batch), None
+            )
         else:
             key = list(self._keys(indices))[question.row]
             note = (question.path or "an image in memory", key, question.reason)
             result, after = self._compute(
-                question, lambda: self._load(indices, question.row, key), note
+                question, lambda: self._load(indices, question.row, key, errors), note
             )
+            self._keep_errors(question, errors, failed=isinstance(result, Failure))
         if isinstance(result, Failure):
             self._answers[question.batch] = result
             self._engine.fail(question, after)
@@ -319,13 +325,10 @@ class NativeIterator(_BaseDataLoaderIter):
             self._answers[question.batch] = result
             self._engine.answer(question, b"", after)
         else:
-            row, errors = result
-            if errors:
-                self._row_errors.setdefault(question.batch, {})[question.row] = errors
-            if row is None:
+            if result is None:
                 self._engine.skip(question, after)
                 return
-            image, label = row.value
+            image, label = result.value
             self._engine.answer(
                 question,
                 self._engine_output().row(image).numpy(),
@@ -333,12 +336,21 @@ class NativeIterator(_BaseDataLoaderIter):
                 label if errors else None,
             )
 
-    def _load(self, indices: Any, row: int, key: Any) -> tuple[Row | None, list[SampleError]]:
-        """One sample as torch loads it, or what the rules put in its place."""
+    def _keep_errors(self, question: Question, errors: list[SampleError], failed: bool) -> None:
+        of_batch = self._row_errors.setdefault(question.batch, {})
+        of_batch[question.row] = errors
+        if failed:  # torch never gets to the rows behind it
+            for row in [row for row in of_batch if row > question.row]:
+                del of_batch[row]
+        if not any(of_batch.values()):
+            del self._row_errors[question.batch]
+
+    def _load(self, indices: Any, row: int, key: Any, errors: list[SampleError]) -> Row | None:
+        """One sample as torch loads it, or what the rules put in its place; see `load_row`."""
         if type(indices) is not Request:
-            return Row(self._fetch_one(key), key), []
+            return Row(self._fetch_one(key), key)
         ruled = RuledDataset(self._dataset, self._sample_rules, self._fetch_one)
-        return ruled.load_row(indices, row)
+        return ruled.load_row(indices, row, errors)
 
     def _fetch_one(self, key: Any) -> Any:
         return fetch(self._dataset, key, self._settings.directory)
@@ -388,16 +400,19 @@ class NativeIterator(_BaseDataLoaderIter):
             data = self._pinned.take(batch.id, batch.rows)
         elif self._pinned is not None:
             self._pinned.forget(batch.id)
-        if data is None and (batch.rows or not errors):
+        if data is None and (batch.rows or not errors or batch.id in self._answers):
             data = self._place(self._make(batch))
-        if errors and not isinstance(data, Failure):
-            return Outcome(data, batch.rows == 0, [each for _, row in errors for each in row])
-        return data
+        if not errors:
+            return data
+        failure = data if isinstance(data, Failure) else None
+        events = [each for _, row in errors for each in row]
+        return Outcome(None if failure else data, batch.rows == 0, events, failure)
 
     def _place(self, data: Any) -> Any:
         """`data`, if it is no exception, where the user wants it."""
         if isinstance(data, Outcome):
-            return data if data.empty else data._replace(data=self._place(data.data))
+            placed = None if data.data is None else self._place(data.data)
+            return data._replace(data=placed)
         if isinstance(data, Failure):
             return data
         if self._device is not None:
@@ -430,6 +445,8 @@ class NativeIterator(_BaseDataLoaderIter):
             data.reraise()
         if isinstance(data, Outcome):
             self._log.add(data.errors)
+            if data.failure is not None:
+                data.failure.reraise()
             return NOTHING if data.empty else data.data
         return data
 

@@ -6,6 +6,7 @@ loader has such rules, :class:`RuledDataset` and :class:`RuledCollate` stand in 
 
 import operator
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset, get_worker_info
 from headrace import random_states
 from headrace._core import Error, RandomStream, SampleKey, philox4x32
 from headrace.error_log import SampleError
+from headrace.failure import Failure
 from headrace.samples import path_of
 
 # Tries for a replacement before the batch fails.
@@ -73,24 +75,24 @@ class Loaded:
 
     samples: list[Any] = field(default_factory=list)
     errors: list[SampleError] = field(default_factory=list)
-    failure: ExceptionWrapper | None = None
+    failure: Failure | None = None
 
 
 class Outcome(NamedTuple):
     """A batch on its way to the consumer.
 
     Attributes:
-        data: as collated; None if nothing is left of it.
+        data: as collated; None if nothing is left of it, or if it failed.
         empty: whether nothing is left of it.
         errors: samples that could not be loaded.
-        failure: what was raised instead, where the state that it left is to be known.
+        failure: what was raised instead of it.
         state: the worker's generators after it; None if they are not to be known.
     """
 
     data: Any
     empty: bool
     errors: list[SampleError]
-    failure: ExceptionWrapper | None = None
+    failure: Failure | None = None
     state: random_states.State | None = None
 
 
@@ -101,45 +103,65 @@ class _Nothing:
 NOTHING = _Nothing()
 
 
-class RuledDataset(Dataset[Any]):
-    """`dataset` for torch's fetcher, under `rules`: maps a Request to a Loaded."""
+def failure_here(error: Exception) -> Failure:
+    """`error`, which is being handled, as torch raises it when its batch has its turn."""
+    info = get_worker_info()
+    if info is None:
+        return Failure(error, None)
+    return Failure(ExceptionWrapper(where=f"in DataLoader worker process {info.id}"), None)
 
-    def __init__(self, dataset: Any, rules: SampleRules, fetch: Any = None) -> None:
+
+class RuledDataset(Dataset[Any]):
+    """`dataset` for torch's fetcher, under `rules`: maps a Request to a Loaded.
+
+    Args:
+        dataset, rules: see above.
+        fetch: in place of dataset[key].
+        failure: what becomes of an exception that is being handled.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        rules: SampleRules,
+        fetch: Callable[[Any], Any] | None = None,
+        failure: Callable[[Exception], Failure] = failure_here,
+    ) -> None:
         self.dataset = dataset
         self.rules = rules
-        self._fetch = fetch  # in place of dataset[key]
+        self._fetch = fetch
+        self._failure = failure
 
     def __getitems__(self, request: Request) -> Loaded:
         """A batch."""
         if request.state is not None:
             random_states.restore(request.state)
-        if not self.rules.keep_states:
-            return self._load(request)
+        loaded = Loaded()
         try:
-            return self._load(request)
-        except Exception:
-            return Loaded(failure=_wrapped())
+            self._load(request, loaded)
+        except Exception as error:
+            loaded.failure = self._failure(error)
+        return loaded
 
     __getitem__ = __getitems__  # torch's fetcher asks so with batch_size=None
 
-    def _load(self, request: Request) -> Loaded:
+    def _load(self, request: Request, loaded: Loaded) -> None:
         rules = self.rules
         batched = getattr(self.dataset, "__getitems__", None)
         if rules.on_error == "raise" and not rules.counter and batched:
-            return Loaded(samples=batched(list(request)))
-        loaded = Loaded()
+            loaded.samples = batched(list(request))
+            return
         for row in range(len(request)):
-            sample, errors = self.load_row(request, row)
-            loaded.errors += errors
+            sample = self.load_row(request, row, loaded.errors)
             if sample is not None:
                 loaded.samples.append(sample.value)
-        return loaded
 
-    def load_row(self, request: Request, row: int) -> tuple["Row | None", list[SampleError]]:
-        """One sample, or what the rules put in its place.
+    def load_row(self, request: Request, row: int, errors: list[SampleError]) -> "Row | None":
+        """One sample, or what the rules put in its place; None if it is left out.
 
-        Returns:
-            The sample, None if it is left out; and what could not be loaded on the way.
+        Args:
+            request, row: which one.
+            errors: gets what could not be loaded on the way.
 
         Raises:
             Error: no replacement could be loaded either.
@@ -147,29 +169,30 @@ class RuledDataset(Dataset[Any]):
         """
         key = request[row]
         try:
-            return Row(self._one(request, key), key), []
+            return Row(self._one(request, key), key)
         except MemoryError:  # says nothing about the sample
             raise
         except Exception as error:
             if self.rules.on_error == "raise":
                 raise
             event = self._event(request, key, error)
+        first = len(errors)
+        errors.append(event)
         if self.rules.on_error == "skip":
-            return None, [event]
-        failed = [event]
+            return None
         for attempt in range(_TRIES):
             spare = _spare(request, row, attempt)
-            if any(spare == each.index for each in failed):
+            if any(spare == each.index for each in errors[first:]):
                 continue
             try:
                 value = self._one(request, spare)
             except MemoryError:
                 raise
             except Exception as error:
-                failed.append(self._event(request, spare, error))
+                errors.append(self._event(request, spare, error))
             else:
-                failed[0] = event._replace(replacement=spare)
-                return Row(value, spare), failed
+                errors[first] = event._replace(replacement=spare)
+                return Row(value, spare)
         raise Error(
             f"errors: {event.path} (sample {key}): {event.cause}; and of {len(request.recent)} "
             f"samples that could have replaced it {_TRIES} draws gave none that can be loaded. "
@@ -197,10 +220,17 @@ class Row(NamedTuple):
 class RuledCollate:
     """`collate_fn` for torch's fetcher: maps a Loaded to an Outcome."""
 
-    def __init__(self, collate_fn: Any, rules: SampleRules, single: bool) -> None:
+    def __init__(
+        self,
+        collate_fn: Any,
+        rules: SampleRules,
+        single: bool,
+        failure: Callable[[Exception], Failure] = failure_here,
+    ) -> None:
         self._collate_fn = collate_fn
         self._rules = rules
         self._single = single  # batch_size=None
+        self._failure = failure
 
     def __call__(self, loaded: Loaded) -> Outcome:
         """Collates what is left."""
@@ -208,10 +238,8 @@ class RuledCollate:
         if failure is None and loaded.samples:
             try:
                 data = self._collate_fn(loaded.samples[0] if self._single else loaded.samples)
-            except Exception:
-                if not self._rules.keep_states:
-                    raise
-                failure = _wrapped()
+            except Exception as error:
+                failure = self._failure(error)
         state = random_states.capture() if self._rules.keep_states else None
         return Outcome(data, not loaded.samples, loaded.errors, failure, state)
 
@@ -262,9 +290,3 @@ def _spare(request: Request, row: int, attempt: int) -> Any:
     """The key that row's replacement is tried with: drawn by Philox, whatever drew the samples."""
     word = philox4x32([attempt, row, request.batch % 2**32, request.epoch], [0, 0])[0]
     return request.recent[word % len(request.recent)]
-
-
-def _wrapped() -> ExceptionWrapper:
-    info = get_worker_info()
-    assert info is not None
-    return ExceptionWrapper(where=f"in DataLoader worker process {info.id}")

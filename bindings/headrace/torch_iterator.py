@@ -72,16 +72,18 @@ class _Accounted:
         outcome = data if isinstance(data, Outcome) else None
         self._count(None if outcome is None else outcome.state)
         if outcome is not None:
+            self._log.add(outcome.errors)
             if outcome.failure is not None:
                 outcome.failure.reraise()
-            self._log.add(outcome.errors)
             if outcome.empty:
                 return NOTHING
             data = outcome.data
         data = self._output.batch(data)
         if self._device is not None:
             return self._device.move(data)
-        return pin_memory(data, self._pin_memory_device) if self._pin_memory else data
+        if self._pin_memory and not self._output.plain:  # torch pinned what it was before
+            return pin_memory(data, self._pin_memory_device)
+        return data
 
     def _count(self, worker_state: Any) -> None:
         if self._tracked:

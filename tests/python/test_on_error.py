@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import IterableDataset, Subset, default_collate
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 import headrace
 from isolated import Isolator
@@ -121,9 +122,62 @@ def test_without_a_replacement_the_batch_raises(folder: Path, path: str, num_wor
         whole, 1, sampler=order, on_error="replace", num_workers=num_workers
     )
     iterator = iter(loader)
-    with pytest.raises(headrace.Error, match=r"half\.jpg.*none that can be loaded"):
+    with (
+        pytest.warns(UserWarning, match="replaced"),
+        pytest.raises(headrace.Error, match=r"half\.jpg.*none that can be loaded"),
+    ):
         next(iterator)
     assert len(next(iterator)[1]) == 1
+    assert [(error.index, error.replacement) for error in loader.errors()] == [(order[0], None)]
+
+
+mixing = v2.CutMix(num_classes=2)  # of three
+
+
+def mixed(batch: Any) -> Any:
+    return mixing(*default_collate(batch))
+
+
+def refusing(batch: Any) -> Any:
+    if any(label == 2 for _, label in batch):
+        raise LookupError("there is a 2")
+    return default_collate(batch)
+
+
+@pytest.mark.parametrize("options", [{}, {"rng": "counter"}], ids=["torch", "counter"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("path", FOLDERS)
+def test_a_batch_that_is_not_collated_has_its_events_all_the_same(
+    folder: Path, path: str, num_workers: int, options: dict[str, Any]
+) -> None:
+    """They are listed when its exception has its turn, and those behind it after it."""
+    native = path == "native" and not options
+    torch.manual_seed(5)
+    loader = headrace.DataLoader(
+        FOLDERS[path](folder, train()),
+        6,
+        shuffle=True,
+        on_error="replace",
+        num_workers=num_workers,
+        collate_fn=mixed if native else refusing,
+        **options,
+    )
+    assert loader.explain().native == native
+    iterator, batches, raised = iter(loader), 0, []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while True:
+            try:
+                next(iterator)
+                batches += 1
+            except StopIteration:
+                break
+            except (LookupError, RuntimeError) as error:
+                raised.append(error)
+    assert batches + len(raised) == 7 and raised
+    in_worker = ["worker process" in str(error) for error in raised]
+    assert in_worker == [num_workers > 0] * len(raised)
+    assert {Path(error.path).name for error in loader.errors()} == set(REFUSED)
 
 
 @pytest.mark.parametrize("path", FOLDERS)
