@@ -10,6 +10,7 @@
 void bind_source(pybind11::module_& module);
 void bind_image(pybind11::module_& module);
 void bind_random(pybind11::module_& module);
+void bind_samples(pybind11::module_& module);
 void bind_transform(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);

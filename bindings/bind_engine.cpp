@@ -22,6 +22,7 @@
 #include "headrace/error.h"
 #include "headrace/threads.h"
 #include "offered_memory.h"
+#include "samples.h"
 
 namespace py = pybind11;
 
@@ -40,8 +41,8 @@ using headrace::PinnedBuffer;
 using headrace::Question;
 using headrace::RandomRules;
 using headrace::RandomStream;
-using headrace::Sample;
 using headrace::SampleKey;
+using headrace::Samples;
 using headrace::Transform;
 using headrace::without_gil;
 namespace dlpack = headrace::dlpack;
@@ -59,8 +60,8 @@ class EngineHandle {
   ~EngineHandle() {
     std::unique_ptr<Engine> engine = end();
     if (engine == nullptr) return;
-    in_next_.lock();
-    in_next_.unlock();
+    in_use_.lock();
+    in_use_.unlock();
     engine.reset();
     keeper_->release_dropped();
   }
@@ -84,16 +85,23 @@ class EngineHandle {
 
   bool closed() const noexcept { return engine_ == nullptr; }
 
-  /// Engine::next() without the GIL. While it lasts, close() in another thread waits.
-  Engine::Event next(std::chrono::milliseconds timeout) {
+  /// Calls `function` with the engine, without the GIL. While it lasts, close() in another thread
+  /// waits.
+  template <class Function>
+  void use(Function function) {
     Engine& engine = get();
+    in_use_.lock();
+    without_gil([&] {
+      const std::lock_guard use(in_use_, std::adopt_lock);
+      function(engine);
+    });
+  }
+
+  Engine::Event next(std::chrono::milliseconds timeout) {
+    get();  // refuses before anything is given away
     if (kept_) return *std::exchange(kept_, {});
     Engine::Event event;
-    in_next_.lock();
-    without_gil([&] {
-      const std::lock_guard use(in_next_, std::adopt_lock);
-      event = engine.next(timeout);
-    });
+    use([&](Engine& engine) { event = engine.next(timeout); });
     return event;
   }
 
@@ -112,8 +120,8 @@ class EngineHandle {
     std::unique_ptr<Engine> engine = end();
     if (engine == nullptr) return;
     without_gil([&] {
-      in_next_.lock();  // now nobody is in there any more
-      in_next_.unlock();
+      in_use_.lock();  // now nobody is in it any more
+      in_use_.unlock();
       engine.reset();
     });
     keeper_->release_dropped();
@@ -141,45 +149,9 @@ class EngineHandle {
   std::unique_ptr<Engine> engine_;
   std::optional<Batch> kept_;
   EngineStats final_stats_;
-  std::mutex in_next_;
+  std::mutex in_use_;
   pid_t process_;
 };
-
-/// Where an image is: the path of a file; its bytes, in any object with the buffer protocol; or
-/// (RGB bytes, width, height).
-void set_content(Sample& sample, const py::object& content, BufferKeeper& keeper) {
-  if (py::isinstance<py::str>(content)) {
-    sample.path = from_python_path(content);
-  } else if (py::isinstance<py::tuple>(content)) {
-    const auto [pixels, width, height] = content.cast<std::tuple<py::object, int, int>>();
-    sample.memory = keeper.share(pixels);
-    sample.width = width;
-    sample.height = height;
-  } else if (PyObject_CheckBuffer(content.ptr()) != 0) {
-    sample.memory = keeper.share(content);
-  } else {
-    sample.path = from_python_path(content);
-  }
-}
-
-/// (content, label, index, upright). Types are taken strictly: default_collate would treat a bool
-/// or a numpy integer as a label otherwise than an int.
-Sample to_sample(const py::handle& item, BufferKeeper& keeper) {
-  if (PyTuple_CheckExact(item.ptr()) == 0 || PyTuple_GET_SIZE(item.ptr()) != 4) {
-    throw py::type_error("a sample is (content, label, index, upright)");
-  }
-  const auto field = [&item](Py_ssize_t i) { return py::handle(PyTuple_GET_ITEM(item.ptr(), i)); };
-  const py::handle label = field(1);
-  if (PyLong_CheckExact(label.ptr()) == 0) throw py::type_error("a label must be an int");
-  const std::int64_t value = PyLong_AsLongLong(label.ptr());
-  if (value == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();  // OverflowError
-  Sample sample;
-  sample.label = value;
-  sample.index = field(2).cast<std::int64_t>();
-  sample.upright = field(3).cast<bool>();
-  set_content(sample, py::reinterpret_borrow<py::object>(field(0)), keeper);
-  return sample;
-}
 
 EngineOptions::Reader reader_named(const std::string& name) {
   if (name == "auto") return EngineOptions::Reader::kAuto;
@@ -354,21 +326,25 @@ void bind_engine(py::module_& module) {
            py::arg("collate_draws") = false, py::arg("reader") = "auto")
       .def(
           "submit",
-          [](const EngineHandle& self, std::size_t stream, const py::list& samples,
-             const std::vector<SampleKey>& random_keys) {
+          [](EngineHandle& self, std::size_t stream, const Samples& samples,
+             const py::object& directory, const std::vector<SampleKey>& random_keys) {
             if (!random_keys.empty() && random_keys.size() != samples.size()) {
               throw py::value_error("as many keys as samples are needed");
             }
-            std::vector<Sample> converted;
-            converted.reserve(samples.size());
             self.keeper().release_dropped();
-            for (const auto& item : samples) converted.push_back(to_sample(item, self.keeper()));
+            std::optional<std::string> where;
+            if (!directory.is_none()) where = from_python_path(directory);
+            auto converted = samples.converted(where, self.keeper());
             for (std::size_t i = 0; i < random_keys.size(); ++i) {
               converted[i].random_key = random_keys[i];
             }
-            return self.get().submit(stream, std::move(converted));
+            std::uint64_t id = 0;
+            self.use([&](Engine& engine) { id = engine.submit(stream, std::move(converted)); });
+            return id;
           },
-          py::arg("stream"), py::arg("samples"), py::arg("random_keys") = std::vector<SampleKey>())
+          py::arg("stream"), py::arg("samples"), py::arg("directory") = py::none(),
+          py::arg("random_keys") = std::vector<SampleKey>(),
+          "Begins a batch and gives its id. Relative paths begin in `directory`.")
       .def(
           "submit_opaque",
           [](const EngineHandle& self, std::size_t stream, std::string reason) {
@@ -399,8 +375,8 @@ void bind_engine(py::module_& module) {
           py::arg("question"), py::arg("random_after"))
       .def(
           "rewind",
-          [](const EngineHandle& self, std::size_t stream, const RandomStream& random) {
-            self.get().rewind(stream, random);
+          [](EngineHandle& self, std::size_t stream, const RandomStream& random) {
+            self.use([&](Engine& engine) { engine.rewind(stream, random); });
           },
           py::arg("stream"), py::arg("random"))
       .def_property_readonly("in_flight", &EngineHandle::in_flight)

@@ -83,6 +83,7 @@ PYBIND11_MODULE(_core, module) {
   bind_image(module);
   bind_random(module);
   bind_transform(module);
+  bind_samples(module);
   bind_engine(module);
   bind_device(module);
   bind_trace(module);

@@ -54,7 +54,7 @@ def _look(dataset: Any) -> dict[str, int]:
     if size == 0:
         return formats
     found = resolve(dataset, [look * size // _LOOKS for look in range(_LOOKS)])
-    for content, *_ in found if isinstance(found, list) else []:
+    for content, *_ in [] if isinstance(found, Exception) else found:
         start = _start_of(content)
         name = next((name for key, name in _FOREIGN.items() if start.startswith(key)), None)
         if name is not None:

@@ -31,6 +31,7 @@ from headrace._core import (
     Question,
     RandomRules,
     RandomStream,
+    Samples,
     Transform,
     begin_exit,
 )
@@ -49,7 +50,7 @@ from headrace.sample_rules import (
     RuledDataset,
     random_keys,
 )
-from headrace.samples import Sample, anchored, fetch, leaves, resolve
+from headrace.samples import fetch, leaves, resolve
 from headrace.settings import ProcessSettings
 from headrace.worker_init import BegunByTorch
 
@@ -170,23 +171,23 @@ class NativeIterator(_BaseDataLoaderIter):
     def __del__(self) -> None:
         self.close()
 
-    def _submit(self, stream: int, indices: Any) -> tuple[int | None, list[Sample] | Exception]:
+    def _submit(self, stream: int, indices: Any) -> tuple[int | None, Samples | Exception]:
         """Begins a batch; its id and samples, or None and why it is torch's own business."""
         samples = resolve(self._dataset, self._keys(indices))
-        if isinstance(samples, list):
-            try:
-                placed = anchored(samples, self._settings.directory)
-                keys = random_keys(indices) if self._sample_rules.counter else []
-                stream = 0 if keys else stream
-                if self._pinned is None:
-                    return self._engine.submit(stream, placed, keys), samples
-                memory = self._pinned.offer(len(placed))
-                batch = self._engine.submit(stream, placed, keys)
-                self._pinned.keep(batch, memory)
-                return batch, samples
-            except (TypeError, ValueError, OverflowError) as error:  # labels or paths of odd types
-                samples = error
-        return None, samples
+        if isinstance(samples, Exception):
+            return None, samples
+        pinned = self._pinned
+        try:
+            keys = random_keys(indices) if self._sample_rules.counter else []
+            memory = [] if pinned is None else pinned.offer(len(samples))
+            batch = self._engine.submit(
+                0 if keys else stream, samples, self._settings.directory, keys
+            )
+        except (TypeError, ValueError, OverflowError) as error:  # labels or paths of odd types
+            return None, error
+        if pinned is not None:
+            pinned.keep(batch, memory)
+        return batch, samples
 
     def _keys(self, indices: Any) -> Any:
         """The keys of a batch: what the sampler gave, or in a list if it gives single keys."""

@@ -10,14 +10,14 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from headrace import collate, selfcheck
-from headrace._core import Question, RandomStream
+from headrace._core import Question, RandomStream, Samples
 from headrace.failure import Failure
 from headrace.iterator import NativeIterator
 from headrace.progress import Progress
 from headrace.recipe import NotNative, is_random
 from headrace.route import decide
 from headrace.sample_rules import NOTHING
-from headrace.samples import Sample, differ, resolve
+from headrace.samples import resolve
 from headrace.settings import ProcessSettings
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class MainProcessIterator(NativeIterator):
         self._loader = loader
         # (batch id, indices, samples) of what was pulled from the sampler, oldest first. Without an
         # id it is not in flight: torch makes it when it has its turn.
-        self._queue: deque[tuple[int | None, Any, list[Sample] | Exception]] = deque()
+        self._queue: deque[tuple[int | None, Any, Samples | Exception | None]] = deque()
         self._exhausted = False
         self._max_ahead = self._lookahead(loader)
         # Where the last batch left the generator, and for how many batches in a row it still stood
@@ -85,7 +85,7 @@ class MainProcessIterator(NativeIterator):
         self._moving = False
 
     def _begin(self, indices: Any) -> None:
-        batch, samples = self._submit(0, indices) if self._native else (None, [])
+        batch, samples = self._submit(0, indices) if self._native else (None, None)
         self._queue.append((batch, indices, samples))
 
     def _pull(self) -> bool:
@@ -129,13 +129,17 @@ class MainProcessIterator(NativeIterator):
             or (recipe and recipe != self._recipe)
             or settings != self._settings
             or mixing_key != self._mixing_key
-            or (batch is not None and differ(samples, resolve(self._dataset, self._keys(indices))))
+            or (batch is not None and not self._as_before(samples, indices))
         ):
             self._native = native
             self._mixing, self._mixing_key = mixing, mixing_key
             self._recipe = recipe or self._recipe
             self._settings = settings
             self._restart()
+
+    def _as_before(self, samples: Any, indices: Any) -> bool:
+        now = resolve(self._dataset, self._keys(indices))
+        return not isinstance(now, Exception) and samples.same_as(now)
 
     def _next_data(self) -> Any:
         while True:

@@ -16,15 +16,11 @@ from torchvision.datasets import CIFAR10, CIFAR100, DatasetFolder, ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from headrace import image_folder
+from headrace._core import Samples
 from headrace.hugging_face import HuggingFaceSamples, applies_orientation
 from headrace.image_dataset import ImageDataset
 from headrace.recipe import NotNative
 from headrace.settings import ProcessSettings
-
-# (content, label, index in the leaf, upright). The content is the path of an image file; its bytes,
-# in any object with the buffer protocol; or (RGB bytes, width, height). With `upright` the picture
-# is turned as its EXIF orientation says.
-Sample = tuple[Any, Any, int, bool]
 
 
 class Leaf(Protocol):
@@ -33,7 +29,7 @@ class Leaf(Protocol):
     def check(self, dataset: Any) -> None:
         """Raises NotNative where its ``__getitem__`` would run code that is not known."""
 
-    def look_up(self, dataset: Any, places: list[Any]) -> list[Sample]:
+    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
         """The samples at these places, by the lookups that ``dataset[place]`` would make.
 
         Raises:
@@ -55,15 +51,8 @@ class Folder:
             raise NotNative(dataset.loader, "the loader is not torchvision's default_loader")
         _check_target_transform(dataset)
 
-    def look_up(self, dataset: Any, places: list[Any]) -> list[Sample]:
-        samples = dataset.samples
-        found = []
-        for place in places:
-            path, label = samples[place]
-            if type(path) is not str and not isinstance(path, os.PathLike):
-                raise TypeError("a path must be a str or an os.PathLike")
-            found.append((path, label, int(place), False))
-        return found
+    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
+        return Samples.of_pairs(dataset.samples, places, (str, os.PathLike))
 
     def freeze(self, dataset: Any) -> None:
         dataset.samples = _copy_of_table(dataset.samples)
@@ -83,7 +72,7 @@ class Cifar:
             raise NotNative(dataset, "its data is not RGB")
         _check_target_transform(dataset)
 
-    def look_up(self, dataset: Any, places: list[Any]) -> list[Sample]:
+    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
         data, targets = dataset.data, dataset.targets
         _, height, width, _ = data.shape
         found = []
@@ -91,8 +80,8 @@ class Cifar:
             pixels, label = data[place], targets[place]
             if pixels.shape != (height, width, 3):
                 raise TypeError("an index must name one picture")
-            found.append(((pixels.tobytes(), width, height), label, int(place), False))
-        return found
+            found.append(((pixels.tobytes(), width, height), label, place, False))
+        return Samples(found)
 
     def freeze(self, dataset: Any) -> None:
         dataset.data = dataset.data.copy()
@@ -113,21 +102,13 @@ class Pictures:
             if problem is not None:
                 raise NotNative(samples.dataset, problem)
 
-    def look_up(self, dataset: Any, places: list[Any]) -> list[Sample]:
+    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
         samples = dataset.samples
         if type(samples) is HuggingFaceSamples:
             upright = applies_orientation()
-            return [
-                (content, label, place, upright)
-                for (content, label), place in zip(samples.look_up(places), places, strict=True)
-            ]
-        found = []
-        for place in places:
-            content, label = samples[place]
-            if type(content) not in (str, bytes) and not isinstance(content, os.PathLike):
-                raise TypeError("a picture must be a path or bytes")
-            found.append((content, label, int(place), False))
-        return found
+            pairs = zip(samples.look_up(places), places, strict=True)
+            return Samples([(*pair, place, upright) for pair, place in pairs])
+        return Samples.of_pairs(samples, places, (str, bytes, os.PathLike))
 
     def freeze(self, dataset: Any) -> None:
         if type(dataset.samples) is not HuggingFaceSamples:  # those cannot change
@@ -184,7 +165,7 @@ def _descend(dataset: Any, place: Any) -> tuple[Any, Any]:
             return dataset, place
 
 
-def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
+def resolve(dataset: Any, indices: Any) -> Samples | Exception:
     """The sample of each index, by the lookups that dataset[index] would make.
 
     Returns an exception where those fail: the batch is then torch's own business.
@@ -198,8 +179,7 @@ def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
             places = [table[place] for place in places]
             dataset = dataset.dataset
         if type(dataset) in LEAVES:
-            alike = LEAVES[type(dataset)].look_up(dataset, places)
-            return alike or ValueError("it has no samples")
+            return _some(LEAVES[type(dataset)].look_up(dataset, places))
         found = [_descend(dataset, place) for place in places]
         samples: list[Any] = [None] * len(found)
         rows_of: dict[int, list[int]] = {}
@@ -210,37 +190,31 @@ def resolve(dataset: Any, indices: Any) -> list[Sample] | Exception:
             looked_up = LEAVES[type(leaf)].look_up(leaf, [found[row][1] for row in rows])
             for row, sample in zip(rows, looked_up, strict=True):
                 samples[row] = sample
+        return _some(Samples(samples))
     except Exception as error:
         return error
-    return samples or ValueError("it has no samples")
 
 
-def anchored(samples: list[Sample], directory: str | None) -> list[Sample]:
-    """The samples with complete paths: files may be read when the process is elsewhere."""
-    if directory is None:
-        return samples
-    return [
-        (os.path.join(directory, sample[0]), *sample[1:]) if _is_relative(sample[0]) else sample
-        for sample in samples
-    ]
-
-
-def _is_relative(content: Any) -> bool:
-    if type(content) is str:
-        return content[:1] != "/"
-    return isinstance(content, os.PathLike) and not os.path.isabs(content)
+def _some(samples: Samples) -> Samples:
+    if not len(samples):
+        raise ValueError("it has no samples")
+    return samples
 
 
 def fetch(dataset: Any, key: Any, directory: str | None) -> Any:
     """dataset[key], as it would be in a process whose working directory is `directory`."""
-    found = resolve(dataset, [key]) if directory != ProcessSettings.current().directory else None
-    if isinstance(found, list) and anchored(found, directory) != found:
-        leaf, place = _descend(dataset, key)
-        leaf = copy.copy(leaf)
-        (sample,) = anchored(found, directory)
-        leaf.samples = {place: sample[:2]}
-        return leaf[place]
+    if directory is not None and directory != ProcessSettings.current().directory:
+        found = resolve(dataset, [key])
+        if isinstance(found, Samples) and _is_relative(found[0][0]):
+            leaf, place = _descend(dataset, key)
+            leaf = copy.copy(leaf)
+            leaf.samples = {place: (os.path.join(directory, found[0][0]), found[0][1])}
+            return leaf[place]
     return dataset[key]
+
+
+def _is_relative(content: Any) -> bool:
+    return isinstance(content, (str, os.PathLike)) and not os.path.isabs(content)
 
 
 def path_of(dataset: Any, key: Any) -> str:
@@ -271,11 +245,3 @@ def snapshot(dataset: Any) -> Any:
 def _copy_of_table(table: Any) -> Any:
     # Of the usual kinds a flat copy will do, which is much faster.
     return copy.copy(table) if type(table) in (list, tuple, range) else copy.deepcopy(table)
-
-
-def differ(before: Any, now: list[Sample] | Exception) -> bool:
-    """Whether samples are others. A label's type counts: 1 == True."""
-    return isinstance(now, Exception) or any(
-        type(label) is not type(new_label) or label != new_label or content != new_content
-        for (content, label, *_), (new_content, new_label, *_) in zip(before, now, strict=True)
-    )
