@@ -289,8 +289,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         With rng="torch" this includes the random states of the workers and where torch's default
         generator, Python's, numpy's and those of loader and sampler stand now. A sampler with
         state_dict() and load_state_dict() keeps its own place; any other is taken forward again.
-        Such a sampler is at its beginning again once its iteration has ended, or says by
-        next_state_dict() where the next one begins, as headrace.ShardedSampler does.
+        After such a sampler's end its next iteration is at the beginning, or where its
+        next_state_dict() says, as that of headrace.ShardedSampler does.
 
         Returns:
             Plain data for :meth:`load_state_dict`: what JSON can hold (if the sampler's own is).

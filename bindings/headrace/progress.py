@@ -68,7 +68,7 @@ class Progress:
             if not self._rules.counter:
                 self.workers = list(point["workers"])
             if self._sampler is not None:
-                self._sampler.load_state_dict(deepcopy(point["sampler"]))
+                self.place_sampler()
                 self._last_counts = point["last_counts"]
                 self.batches = self._next_batch = point["batches"]
                 self._checksum = self._next_checksum = point["checksum"]
@@ -78,6 +78,21 @@ class Progress:
         self._begin = random_states.capture(self._generators)
 
     # --- pulling the sampler --------------------------------------------------------------------
+
+    def place_sampler(self) -> None:
+        """Puts a sampler that keeps its place to where the other run was left: before each iter(),
+        of which torch makes two, and nothing says which of them moves the sampler."""
+        if self._point is None or self._sampler is None:
+            return
+        state = self._point["sampler"]
+        self._sampler.load_state_dict(deepcopy(state))
+        if self._point["batches"] or hasattr(self._sampler, "next_state_dict"):
+            return
+        # At an epoch's beginning the place may still be the end of the one before, from where an
+        # iteration has nothing to give: that is then done with.
+        with random_states.undisturbed(self._generators):
+            if next(iter(self._sampler), self) is not self:
+                self._sampler.load_state_dict(deepcopy(state))
 
     def pull(self, batches: Iterator[Any]) -> Any:
         """The sampler's next batch: as it is, or as a Request where there are rules.
@@ -217,6 +232,7 @@ class TrackedSampler:
         return len(self._sampler)
 
     def __iter__(self) -> "Pulls":
+        self.progress.place_sampler()
         return Pulls(iter(self._sampler), self)
 
 
