@@ -42,12 +42,12 @@ from headrace.output import Output
 from headrace.pinned import PinnedBatches, pinned_bytes
 from headrace.progress import Progress, track
 from headrace.sample_rules import (
-    NOTHING,
     Outcome,
     Request,
     Row,
     RuledCollate,
     RuledDataset,
+    nothing_left,
     random_keys,
 )
 from headrace.samples import fetch, leaves, resolve
@@ -440,7 +440,8 @@ class NativeIterator(_BaseDataLoaderIter):
         """What of a delivered batch goes to the caller; NOTHING if nothing is left of it.
 
         Raises:
-            Exception: that of a Failure; Error: with this batch's there were too many bad samples.
+            Exception: that of a Failure; Error: with this batch's there were too many bad samples,
+                or nothing is left and there are other ranks.
         """
         if isinstance(data, Failure):
             data.reraise()
@@ -448,7 +449,7 @@ class NativeIterator(_BaseDataLoaderIter):
             self._log.add(data.errors)
             if data.failure is not None:
                 data.failure.reraise()
-            return NOTHING if data.empty else data.data
+            return nothing_left(data.errors) if data.empty else data.data
         return data
 
     @abstractmethod

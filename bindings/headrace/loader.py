@@ -53,9 +53,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         memory_format: of the images, torch.contiguous_format or torch.channels_last.
         on_error: what happens when a sample cannot be loaded. "raise": as in torch, its batch's
             turn raises. "skip": its batch is shorter by it; a batch of which nothing is left is
-            left out. "replace": another sample takes its row, drawn from the latest 1,024 of the
-            epoch's order up to its batch; the draw is fixed by the order alone. Draws of the
-            generators that were made before a failure stay made. See :meth:`errors`.
+            left out, but raises headrace.Error where torch.distributed has several ranks, which
+            are to make equally many steps. "replace": another sample takes its row, drawn from the
+            latest 1,024 of the epoch's order up to its batch; the draw is fixed by the order alone.
+            Draws of the generators that were made before a failure stay made. See :meth:`errors`.
         max_errors: with "skip" and "replace", so many samples that cannot be loaded are borne in
             the loader's life; the next one raises headrace.Error. None: any number.
         rng: "torch": samples draw from their workers' streams, as in torch. "counter": each sample

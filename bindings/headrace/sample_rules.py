@@ -103,6 +103,25 @@ class _Nothing:
 NOTHING = _Nothing()
 
 
+def nothing_left(errors: list[SampleError]) -> _Nothing:
+    """NOTHING, for a batch that is left out: `errors` are its samples.
+
+    Raises:
+        Error: other ranks have that batch, and would wait for this one at the epoch's end.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return NOTHING
+    ranks = distributed.get_world_size()
+    if ranks == 1:
+        return NOTHING
+    raise Error(
+        f"errors: {errors[0].path} (sample {errors[0].index}): nothing is left of its batch, and "
+        f"without it this rank makes a step less than the others of {ranks}, which would wait for "
+        'it. Use on_error="replace" with several ranks'
+    )
+
+
 def failure_here(error: Exception) -> Failure:
     """`error`, which is being handled, as torch raises it when its batch has its turn."""
     info = get_worker_info()

@@ -15,7 +15,14 @@ from torch.utils.data.dataloader import (
 
 from headrace import random_states
 from headrace.progress import Progress, TrackedSampler
-from headrace.sample_rules import NOTHING, Outcome, RuledCollate, RuledDataset, RuledInit
+from headrace.sample_rules import (
+    NOTHING,
+    Outcome,
+    RuledCollate,
+    RuledDataset,
+    RuledInit,
+    nothing_left,
+)
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -76,7 +83,7 @@ class _Accounted:
             if outcome.failure is not None:
                 outcome.failure.reraise()
             if outcome.empty:
-                return NOTHING
+                return nothing_left(outcome.errors)
             data = outcome.data
         data = self._output.batch(data)
         if self._device is not None:

@@ -101,6 +101,30 @@ def test_a_batch_of_which_nothing_is_left_is_left_out(folder: Path) -> None:
             assert len(batches[0]) == 40
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("path", FOLDERS)
+def test_ranks_that_would_wait_for_a_batch_hear_that_it_is_left_out(
+    folder: Path, path: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step less than the others' would keep them waiting for ever."""
+    whole = FOLDERS[path](folder, train())
+    places = {Path(file).name: place for place, (file, _) in enumerate(whole.samples)}
+    order = [places[name] for name in ("00.jpg", "half.jpg", "text.jpg", "empty.jpg", "01.jpg")]
+    loader = headrace.DataLoader(whole, 2, sampler=order, on_error="skip", num_workers=num_workers)
+    iterator, alone = iter(loader), iter(loader)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    with pytest.warns(UserWarning, match="skipped"):
+        assert len(next(iterator)[1]) == 1
+    with pytest.raises(headrace.Error, match=r'text\.jpg.*others of 3.*on_error="replace"'):
+        next(iterator)
+    assert len(next(iterator)[1]) == 1  # who needs no equal steps can go on
+    assert next(iterator, None) is None and loader.error_count == 3
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    assert len(list(alone)) == 2
+
+
 def test_a_replacement_comes_from_the_samplers_own_samples(folder: Path) -> None:
     """A sampler may keep part of the dataset apart, for validation say."""
     whole = ImageFolder(folder, train())
