@@ -92,7 +92,7 @@ std::vector<float> reference(const Picture& picture) {
   RgbImage whole;
   headrace::JpegDecoder().decode(picture.file, std::nullopt, whole);
   RgbImage cropped;
-  headrace::crop(view_of(whole), picture.plan.source, cropped);
+  headrace::crop(view_of(whole), picture.plan.source, {}, cropped);
   const ImageSize size{kEdge, kEdge};
   RgbImage resized;
   resized.reshape(size);
@@ -100,8 +100,9 @@ std::vector<float> reference(const Picture& picture) {
   headrace::resize(view_of(cropped), size, headrace::Filter::kBilinear,
                    headrace::PassOrder::kBySize, Region::whole(size),
                    headrace::all_kernels().front(), memory, headrace::copy_to(resized));
-  const bool mirrored = std::ranges::any_of(
-      picture.plan.steps, [](const PlanStep& step) { return step.kind == PlanStep::Kind::kFlip; });
+  const bool mirrored = std::ranges::any_of(picture.plan.steps, [](const PlanStep& step) {
+    return step.kind == PlanStep::Kind::kHorizontalFlip;
+  });
   std::vector<float> out;
   for (std::size_t channel = 0; channel < 3; ++channel) {
     for (std::size_t y = 0; y < kEdge; ++y) {

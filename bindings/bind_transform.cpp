@@ -39,8 +39,10 @@ py::tuple step_tuple(const PlanStep& step) {
       return py::make_tuple("crop", step.left, step.top, step.width, step.height);
     case PlanStep::Kind::kResize:
       return py::make_tuple("resize", step.width, step.height, name_of(step.filter));
-    case PlanStep::Kind::kFlip:
-      return py::make_tuple("flip");
+    case PlanStep::Kind::kHorizontalFlip:
+      return py::make_tuple("horizontal_flip");
+    case PlanStep::Kind::kVerticalFlip:
+      return py::make_tuple("vertical_flip");
   }
   return py::tuple();
 }
@@ -143,8 +145,9 @@ void bind_transform(py::module_& module) {
           "Returns:\n"
           "    (steps, doubt). The first step is (\"source\", left, top, width, height): the part\n"
           "    of the image that must be decoded. The others are (\"crop\", left, top, width,\n"
-          "    height), (\"resize\", width, height, filter) or (\"flip\",). A doubt that is not\n"
-          "    empty asks for torchvision; `random` has not moved then.")
+          "    height), (\"resize\", width, height, filter), (\"horizontal_flip\",) or\n"
+          "    (\"vertical_flip\",). A doubt that is not empty asks for torchvision; `random` has\n"
+          "    not moved then.")
       .def("run", &run, py::arg("width"), py::arg("height"), py::arg("rgb"), py::arg("random"),
            "Plans and transforms given pixels: rgb is uint8 [height, width, 3].\n\n"
            "Returns:\n"

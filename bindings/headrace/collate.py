@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 
 from headrace import selfcheck
 from headrace.output import Output
-from headrace.recipe import NotNative, check_untouched, flatten
+from headrace.recipe import NotNative, check_untouched, crops_tensors, flatten
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,11 @@ def sample_form(transform: Any) -> SampleForm:
     """
     key = tuple(type(step) for step in flatten(transform))
     if key not in _forms:
+        if crops_tensors(transform):
+            raise NotNative(transform, "crops of tensors may be views, of many forms")
         with selfcheck.undisturbed():
             try:
-                image = transform(Image.new("RGB", (90, 70)))
+                image = transform(Image.new("RGB", (600, 500)))
             except Exception as error:  # torch raises it for each sample
                 raise NotNative(transform, f"it fails on an image: {error!r}") from error
         if not isinstance(image, torch.Tensor) or image.dim() != 3:

@@ -71,6 +71,7 @@ def to_json(
     return text
 
 
+_CONVERSIONS = ("to_tensor", "pil_to_tensor", "to_image")
 _MEMORY_FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels_last"}
 
 
@@ -108,8 +109,14 @@ def resize_passes() -> str:
 
 def steps_after_geometry(transform: Any) -> list[Any]:
     """The steps of a native pipeline that treat values only: the conversion and what follows."""
-    geometric = (_resize, _center_crop, _random_resized_crop, _random_horizontal_flip)
-    return [step for step in flatten(transform) if _OPERATIONS[type(step)] not in geometric]
+    return [step for step in flatten(transform) if _OPERATIONS[type(step)] not in _GEOMETRY]
+
+
+def crops_tensors(transform: Any) -> bool:
+    """Whether a native pipeline crops what is a tensor already."""
+    names = [_operation(step)["op"] for step in flatten(transform)]
+    first = next((place for place, name in enumerate(names) if name in _CONVERSIONS), len(names))
+    return any("crop" in name or name == "pad" for name in names[first:])
 
 
 def is_random(recipe: str) -> bool:
@@ -188,9 +195,13 @@ def _resize(t: Any) -> Op:
     return op
 
 
+def _both_edges(size: Any) -> list[int]:
+    edges = _size(size)
+    return [edges, edges] if isinstance(edges, int) else edges
+
+
 def _center_crop(t: Any) -> Op:
-    size = _size(t.size)
-    return {"op": "center_crop", "size": [size, size] if isinstance(size, int) else size}
+    return {"op": "center_crop", "size": _both_edges(t.size)}
 
 
 @lru_cache(maxsize=64)
@@ -203,10 +214,9 @@ def _random_resized_crop(t: Any) -> Op:
     # v1 takes the logarithm at each call, v2 at construction: either way it is torch's.
     log_ratio = getattr(t, "_log_ratio", None)
     logarithms = _logarithms(*t.ratio) if log_ratio is None else log_ratio.tolist()
-    size = _size(t.size)
     return {
         "op": "random_resized_crop",
-        "size": [size, size] if isinstance(size, int) else size,
+        "size": _both_edges(t.size),
         "scale": [float(bound) for bound in t.scale],
         "ratio": [float(bound) for bound in t.ratio],
         "log_ratio": logarithms,
@@ -214,8 +224,55 @@ def _random_resized_crop(t: Any) -> Op:
     }
 
 
+def _padding(padding: Any) -> list[int]:
+    """[left, top, right, bottom] of what torchvision takes."""
+    if isinstance(padding, int):
+        return [padding] * 4
+    sides = [operator.index(side) for side in padding]
+    return sides * (4 // len(sides))
+
+
+def _border(t: Any) -> Op:
+    if t.padding_mode != "constant":
+        return {"padding_mode": t.padding_mode}
+    fill = t.fill
+    if (of_types := getattr(t, "_fill", None)) is not None:  # v2's
+        if of_types.keys() != {"others"}:
+            raise NotNative(t, "a fill for each type has no native form")
+        fill = of_types["others"]
+    values = [0] if fill is None else fill if isinstance(fill, (list, tuple)) else [fill]
+    whole = [int(value) for value in values]
+    if whole != list(values):
+        raise NotNative(t, f"fill {fill!r} has no native form")
+    return {"padding_mode": "constant", "fill": whole * 3 if len(whole) == 1 else whole}
+
+
+def _pad(t: Any) -> Op:
+    return {"op": "pad", "padding": _padding(t.padding), **_border(t)}
+
+
+def _random_crop(t: Any) -> Op:
+    padding = [0] * 4
+    if t.padding is not None:
+        padding = _padding(t.padding)
+        if type(t) is v2.RandomCrop:  # there it is [left, right, top, bottom]
+            padding[1:3] = padding[2:0:-1]
+    return {
+        "op": "random_crop",
+        "api": "v2" if type(t) is v2.RandomCrop else "v1",
+        "size": _both_edges(t.size),
+        "padding": padding,
+        "pad_if_needed": bool(t.pad_if_needed),
+        **_border(t),
+    }
+
+
 def _random_horizontal_flip(t: Any) -> Op:
     return {"op": "random_horizontal_flip", "p": float(t.p)}
+
+
+def _random_vertical_flip(t: Any) -> Op:
+    return {"op": "random_vertical_flip", "p": float(t.p)}
 
 
 def _to_dtype(t: Any) -> Op:
@@ -238,6 +295,15 @@ def _normalize(t: Any) -> Op:
     }
 
 
+_GEOMETRY = (
+    _resize,
+    _center_crop,
+    _random_resized_crop,
+    _pad,
+    _random_crop,
+    _random_horizontal_flip,
+    _random_vertical_flip,
+)
 _OPERATIONS: dict[type, Callable[[Any], Op]] = {
     v1.Resize: _resize,
     v2.Resize: _resize,
@@ -245,8 +311,14 @@ _OPERATIONS: dict[type, Callable[[Any], Op]] = {
     v2.CenterCrop: _center_crop,
     v1.RandomResizedCrop: _random_resized_crop,
     v2.RandomResizedCrop: _random_resized_crop,
+    v1.Pad: _pad,
+    v2.Pad: _pad,
+    v1.RandomCrop: _random_crop,
+    v2.RandomCrop: _random_crop,
     v1.RandomHorizontalFlip: _random_horizontal_flip,
     v2.RandomHorizontalFlip: _random_horizontal_flip,
+    v1.RandomVerticalFlip: _random_vertical_flip,
+    v2.RandomVerticalFlip: _random_vertical_flip,
     v1.ToTensor: lambda t: {"op": "to_tensor"},
     v2.ToTensor: lambda t: {"op": "to_tensor"},
     v1.PILToTensor: lambda t: {"op": "pil_to_tensor"},

@@ -6,9 +6,10 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torchvision
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import folder
@@ -32,7 +33,9 @@ _PARTS = [
     (folder, ["pil_loader"]),
     (image_dataset, ["open_as_rgb"]),
     (Image, ["open", "fromarray"]),
-    (Image.Image, ["convert", "crop", "resize", "transpose"]),
+    (Image.Image, ["convert", "crop", "paste", "resize", "transpose"]),
+    (ImageOps, ["expand"]),
+    (np, ["pad"]),
     *((kind, ["__call__", "forward", "get_params", "transform"]) for kind in KNOWN_TRANSFORMS),
     *((kind, ["__call__", "forward", "make_params", "transform"]) for kind in collate.MIXINGS),
 ]

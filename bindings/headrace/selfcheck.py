@@ -229,6 +229,27 @@ def _typical_pipelines() -> list[Any]:
             # Here the order of Pillow's two passes shows.
             v1.Compose([v1.Resize((20, 70)), v1.PILToTensor()]),
             v2.Compose([v2.Resize((30, 90), modes.NEAREST), v2.CenterCrop(33), v2.PILToTensor()]),
+            v1.Compose(
+                [
+                    v1.RandomCrop(40, (3, 5, 7, 2), pad_if_needed=True, fill=(9, 8, 7)),
+                    v1.RandomVerticalFlip(),
+                    v1.PILToTensor(),
+                ]
+            ),
+            v2.Compose(
+                [
+                    v2.RandomCrop((64, 50), 9, pad_if_needed=True, padding_mode="reflect"),
+                    v2.RandomVerticalFlip(),
+                    v2.ToImage(),
+                ]
+            ),
+            # In this order of padding, too.
+            v1.Compose(
+                [
+                    v1.RandomCrop((64, 50), 9, pad_if_needed=True, padding_mode="symmetric"),
+                    v1.PILToTensor(),
+                ]
+            ),
         ]
 
 

@@ -54,15 +54,6 @@ void check(const Sample& sample) {
   if (!fits) refuse("a sample of pixels whose memory has another size than its shape");
 }
 
-/// Pillow holds its limit of pixels against what is cropped too, with its padding.
-bool crops_more_than(std::uint64_t pixel_limit, const Plan& plan) {
-  return std::ranges::any_of(plan.steps, [&](const PlanStep& step) {
-    return step.kind == PlanStep::Kind::kCrop &&
-           static_cast<std::uint64_t>(step.width) * static_cast<std::uint64_t>(step.height) >
-               pixel_limit;
-  });
-}
-
 ExifOrientation orientation_of(const Sample& sample) {
   return sample.upright ? ExifOrientation::kApplied : ExifOrientation::kIgnored;
 }
@@ -104,7 +95,8 @@ struct Engine::Impl {
         reader(parts.make_reader([this](ReadResult result) { on_read(std::move(result)); })) {
     const auto planner = [this](ImageSize size, RandomStream& stream) {
       Plan plan = transform.plan(size, stream);
-      if (plan.doubt.empty() && crops_more_than(options.pixel_limit, plan)) {
+      if (plan.doubt.empty() &&
+          static_cast<std::uint64_t>(plan.largest_crop) > options.pixel_limit) {
         plan.doubt = "a crop of more pixels than Pillow takes without a word";
       }
       return plan;

@@ -108,6 +108,23 @@ class Resize {
   const RowSink& sink_;
 };
 
+/// Where on an axis the pixel for `place` lies; negative: nowhere.
+int place_in(int length, int place, Border::Mode mode) {
+  if (place >= 0 && place < length) return place;
+  const bool before = place < 0;
+  switch (mode) {
+    case Border::Mode::kConstant:
+      return -1;
+    case Border::Mode::kEdge:
+      return before ? 0 : length - 1;
+    case Border::Mode::kReflect:
+      return before ? -place : 2 * (length - 1) - place;
+    case Border::Mode::kSymmetric:
+      return before ? -1 - place : 2 * length - 1 - place;
+  }
+  return -1;
+}
+
 void resize_nearest(const RgbView& source, ImageSize size, const Region& window,
                     std::vector<std::uint8_t>& memory, const RowSink& sink) {
   const std::vector<int> columns = nearest_positions(source.size.width, size.width);
@@ -198,20 +215,32 @@ void resize(const PartialView& source, ImageSize size, Filter filter, PassOrder 
   }
 }
 
-void crop(const RgbView& source, const Region& window, RgbImage& out) {
+void crop(const RgbView& source, const Region& window, const Border& border, RgbImage& out) {
   out.reshape({window.width, window.height});
   const int begin = std::clamp(-window.left, 0, window.width);
   const int end = std::clamp(source.size.width - window.left, begin, window.width);
   std::uint8_t* to = out.pixels.data();
-  for (int y = window.top; y < window.top + window.height; ++y, to += row_bytes_of(window.width)) {
-    if (y < 0 || y >= source.size.height || begin == end) {
-      std::memset(to, 0, row_bytes_of(window.width));
+  for (int y = window.top; y < window.top + window.height; ++y) {
+    const int from_y = place_in(source.size.height, y, border.mode);
+    const auto copy_border = [&](int first, int last) {
+      for (int x = first; x < last; ++x, to += kChannels) {
+        const int from_x = place_in(source.size.width, window.left + x, border.mode);
+        const bool fill = from_y < 0 || from_x < 0;
+        std::memcpy(to, fill ? border.fill.data() : source.row(from_y) + row_bytes_of(from_x),
+                    kChannels);
+      }
+    };
+    if (from_y < 0) {
+      copy_border(0, window.width);
       continue;
     }
-    std::memset(to, 0, row_bytes_of(begin));
-    std::memcpy(to + row_bytes_of(begin), source.row(y) + row_bytes_of(window.left + begin),
-                row_bytes_of(end - begin));
-    std::memset(to + row_bytes_of(end), 0, row_bytes_of(window.width - end));
+    copy_border(0, begin);
+    if (begin < end) {
+      const std::size_t inside = row_bytes_of(end - begin);
+      std::memcpy(to, source.row(from_y) + row_bytes_of(window.left + begin), inside);
+      to += inside;
+    }
+    copy_border(end, window.width);
   }
 }
 

@@ -68,8 +68,9 @@ void resize(const PartialView& source, ImageSize size, Filter filter, PassOrder 
 /// The part of an image of size `from` that such a resize reads.
 Region needed(ImageSize from, ImageSize size, Filter filter, const Region& window);
 
-/// Copies `window`; what lies outside of the source is black.
-void crop(const RgbView& source, const Region& window, RgbImage& out);
+/// Copies `window`, with `border` where it lies outside of the source. Mirrored borders must not be
+/// wider than what there is to mirror.
+void crop(const RgbView& source, const Region& window, const Border& border, RgbImage& out);
 
 /// Mirrors left to right.
 void flip(const RgbView& source, RgbImage& out);

@@ -30,14 +30,29 @@ class Checker {
   }
 
   void operator()(const ResizeExact& op) { give_size(op.kName, op.size); }
-  void operator()(const CenterCrop& op) { give_size(op.kName, op.size); }
+  void operator()(const CenterCrop& op) {
+    need_border(op.kName, {});
+    size_ = op.size;
+  }
   void operator()(const RandomResizedCrop& op) { give_size(op.kName, op.size); }
+  void operator()(const Pad& op) {
+    need_border(op.kName, op.border);
+    if (!size_) return;
+    size_->width += op.padding.left + op.padding.right;
+    size_->height += op.padding.top + op.padding.bottom;
+    if (size_->width > kPixelLimit / size_->height) refuse(op.kName, "the result is too large");
+  }
+  void operator()(const RandomCrop& op) {
+    if (op.pad_if_needed || op.padding != Padding{}) need_border(op.kName, op.border);
+    size_ = op.size;
+  }
   void operator()(const ResizeShorterEdge& op) {
     need_pixels(op.kName);
     size_.reset();
     size_lost_by_ = op.kName;
   }
   void operator()(const RandomHorizontalFlip&) {}
+  void operator()(const RandomVerticalFlip&) {}
 
   void operator()(const ToTensor& op) {
     become_tensor(op.kName);
@@ -109,6 +124,16 @@ class Checker {
   void need_tensor(const char* operation) const {
     if (!tensor_) refuse(operation, "needs a tensor");
   }
+  /// A constant border is a value, which has to come out of the table as those of pixels do.
+  void need_border(const char* operation, const Border& border) const {
+    if (!tensor_ || border.mode != Border::Mode::kConstant) return;
+    for (std::size_t channel = 0; channel < values_.size(); ++channel) {
+      const std::uint8_t fill = border.fill[channel];
+      if (values_[channel][fill] != static_cast<float>(fill)) {
+        refuse(operation, "its border is no value of a pixel there");
+      }
+    }
+  }
   void give_size(const char* operation, ImageSize size) {
     need_pixels(operation);
     size_ = size;
@@ -142,14 +167,15 @@ class Canvas {
   Canvas(const RgbImage& image, PassOrder pass_order, TransformScratch& scratch)
       : view_(view_of(image)), pass_order_(pass_order), scratch_(scratch) {}
 
-  void mirror() { mirrored_ = !mirrored_; }
+  void flip_horizontally() { mirrored_ = !mirrored_; }
+  void flip_vertically() { upside_down_ = !upside_down_; }
 
-  void crop(const Region& window) {
+  void crop(const Region& window, const Border& border) {
     settle();
     if (window.inside(view_.size)) {
       view_ = part_of(view_, window);
     } else {
-      headrace::crop(view_, window, spare());
+      headrace::crop(view_, window, border, spare());
       adopt_spare();
     }
   }
@@ -162,14 +188,16 @@ class Canvas {
 
   /// Of the rows that the sink will get.
   ImageSize size() const { return pending_ ? pending_->window.size() : view_.size; }
-  /// Whether the sink must mirror them.
+  /// Whether the sink must mirror them left to right.
   bool mirrored() const { return mirrored_; }
 
   void finish(const RowSink& sink) {
-    const Resize none{view_.size, 0, 0, view_.size, Filter::kNearest, Region::whole(view_.size)};
-    const Resize last = pending_.value_or(none);
-    headrace::resize({view_, last.from, last.left, last.top}, last.size, last.filter, pass_order_,
-                     last.window, best_kernels(), scratch_.intermediate, sink);
+    if (upside_down_) {
+      const int last_y = size().height - 1;
+      make_rows([&](int y, const std::uint8_t* row) { sink(last_y - y, row); });
+    } else {
+      make_rows(sink);
+    }
   }
 
  private:
@@ -182,11 +210,19 @@ class Canvas {
     Region window;
   };
 
+  void make_rows(const RowSink& sink) {
+    const Resize none{view_.size, 0, 0, view_.size, Filter::kNearest, Region::whole(view_.size)};
+    const Resize last = pending_.value_or(none);
+    headrace::resize({view_, last.from, last.left, last.top}, last.size, last.filter, pass_order_,
+                     last.window, best_kernels(), scratch_.intermediate, sink);
+  }
+
   void settle() {
-    if (pending_) {
+    if (pending_ || upside_down_) {
       spare().reshape(size());
       finish(copy_to(spare()));
       pending_.reset();
+      upside_down_ = false;
       adopt_spare();
     }
     if (std::exchange(mirrored_, false)) {
@@ -207,6 +243,7 @@ class Canvas {
   int spare_ = 0;
   std::optional<Resize> pending_;
   bool mirrored_ = false;  // after the pending resize
+  bool upside_down_ = false;
 };
 
 Region window_of(const PlanStep& step) { return {step.left, step.top, step.width, step.height}; }
@@ -214,11 +251,14 @@ Region window_of(const PlanStep& step) { return {step.left, step.top, step.width
 void apply_steps(const std::vector<PlanStep>& steps, Canvas& canvas) {
   for (auto step = steps.begin(); step != steps.end(); ++step) {
     switch (step->kind) {
-      case PlanStep::Kind::kFlip:
-        canvas.mirror();
+      case PlanStep::Kind::kHorizontalFlip:
+        canvas.flip_horizontally();
+        break;
+      case PlanStep::Kind::kVerticalFlip:
+        canvas.flip_vertically();
         break;
       case PlanStep::Kind::kCrop:
-        canvas.crop(window_of(*step));
+        canvas.crop(window_of(*step), step->border);
         break;
       case PlanStep::Kind::kResize: {
         const PlanStep& full = *step;

@@ -43,8 +43,35 @@ struct RandomResizedCrop {
   std::array<float, 2> log_ratio{};
   Filter filter = Filter::kBilinear;
 };
+/// Pixels added on each side; none is negative.
+struct Padding {
+  int left = 0;
+  int top = 0;
+  int right = 0;
+  int bottom = 0;
+  bool operator==(const Padding&) const = default;
+};
+struct Pad {
+  static constexpr const char* kName = "pad";
+  Padding padding;
+  Border border;
+};
+/// Which of torchvision's two namespaces a transform is from, where they differ.
+enum class Api { kV1, kV2 };
+struct RandomCrop {
+  static constexpr const char* kName = "random_crop";
+  ImageSize size;
+  Padding padding;
+  Border border;
+  bool pad_if_needed = false;
+  Api api = Api::kV1;
+};
 struct RandomHorizontalFlip {
   static constexpr const char* kName = "random_horizontal_flip";
+  double p = 0.5;
+};
+struct RandomVerticalFlip {
+  static constexpr const char* kName = "random_vertical_flip";
   double p = 0.5;
 };
 struct ToTensor {
@@ -67,9 +94,9 @@ struct Normalize {
   std::vector<double> std;
 };
 
-using Operation =
-    std::variant<ResizeExact, ResizeShorterEdge, CenterCrop, RandomResizedCrop,
-                 RandomHorizontalFlip, ToTensor, PilToTensor, ToImage, ToDtype, Normalize>;
+using Operation = std::variant<ResizeExact, ResizeShorterEdge, CenterCrop, RandomResizedCrop, Pad,
+                               RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, ToTensor,
+                               PilToTensor, ToImage, ToDtype, Normalize>;
 
 /// For each channel, what becomes of each pixel value.
 template <typename T>

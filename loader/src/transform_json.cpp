@@ -38,6 +38,18 @@ constexpr std::array<std::pair<Dtype, const char*>, 4> kDtypes{{
     {Dtype::kFloat32, "float32"},
 }};
 
+constexpr std::array<std::pair<Border::Mode, const char*>, 4> kPaddingModes{{
+    {Border::Mode::kConstant, "constant"},
+    {Border::Mode::kEdge, "edge"},
+    {Border::Mode::kReflect, "reflect"},
+    {Border::Mode::kSymmetric, "symmetric"},
+}};
+
+constexpr std::array<std::pair<Api, const char*>, 2> kApis{{
+    {Api::kV1, "v1"},
+    {Api::kV2, "v2"},
+}};
+
 template <typename Names, typename Value>
 const char* name_in(const Names& names, Value value) {
   return std::ranges::find(names, value, &Names::value_type::first)->second;
@@ -94,11 +106,31 @@ class Options {
   }
 
   int edge(const char* key, const Json& value) const {
-    constexpr int kLargest = 1 << 20;
-    if (!value.is_number_integer() || value < 1 || value > kLargest) {
-      fail(key, "must be made of integers from 1 to 1048576");
+    return integer(key, value, 1, 1 << 20, "must be made of integers from 1 to 1048576");
+  }
+
+  Padding take_padding(const char* key, Json fallback) {
+    Json value = take_any(key);
+    if (value.is_null()) value = std::move(fallback);
+    if (!value.is_array() || value.size() != 4) fail(key, "must be [left, top, right, bottom]");
+    const auto side = [&](std::size_t i) {
+      return integer(key, value[i], 0, 1 << 20, "must be made of integers from 0 to 1048576");
+    };
+    return {side(0), side(1), side(2), side(3)};
+  }
+
+  Border take_border() {
+    Border border;
+    border.mode = take_name("padding_mode", kPaddingModes, "constant");
+    Json fill = take_any("fill");
+    if (fill.is_null()) fill = 0;
+    if (!fill.is_array()) fill = {fill, fill, fill};
+    if (fill.size() != border.fill.size()) fail("fill", "must be one number, or three");
+    for (std::size_t i = 0; i < border.fill.size(); ++i) {
+      border.fill[i] = static_cast<std::uint8_t>(
+          integer("fill", fill[i], 0, 255, "must be made of integers from 0 to 255"));
     }
-    return value.get<int>();
+    return border;
   }
 
   std::vector<double> take_numbers(const char* key, Json fallback = nullptr) {
@@ -126,6 +158,11 @@ class Options {
   }
 
  private:
+  int integer(const char* key, const Json& value, int least, int most, const char* rule) const {
+    if (!value.is_number_integer() || value < least || value > most) fail(key, rule);
+    return value.get<int>();
+  }
+
   double number(const char* key, const Json& value) const {
     const double found = value.is_number() ? value.get<double>() : std::nan("");
     if (!std::isfinite(static_cast<float>(found))) fail(key, "must be made of finite numbers");
@@ -170,10 +207,24 @@ Operation parse_random_resized_crop(Options& options) {
   return op;
 }
 
-Operation parse_random_horizontal_flip(Options& options) {
+Operation parse_pad(Options& options) {
+  return Pad{options.take_padding("padding", nullptr), options.take_border()};
+}
+
+Operation parse_random_crop(Options& options) {
+  RandomCrop op;
+  op.size = options.take_size("size");
+  op.padding = options.take_padding("padding", {0, 0, 0, 0});
+  op.border = options.take_border();
+  op.pad_if_needed = options.take_bool("pad_if_needed", false);
+  op.api = options.take_name("api", kApis, "");
+  return op;
+}
+
+double take_probability(Options& options) {
   const double p = options.take_number("p", 0.5);
   if (p < 0.0 || p > 1.0) options.fail("p", "must lie between 0 and 1");
-  return RandomHorizontalFlip{p};
+  return p;
 }
 
 Operation parse_normalize(Options& options) {
@@ -188,7 +239,10 @@ Operation parse_operation(const std::string& name, Options& options) {
   if (name == ResizeExact::kName) return parse_resize(options);
   if (name == CenterCrop::kName) return CenterCrop{options.take_size("size")};
   if (name == RandomResizedCrop::kName) return parse_random_resized_crop(options);
-  if (name == RandomHorizontalFlip::kName) return parse_random_horizontal_flip(options);
+  if (name == Pad::kName) return parse_pad(options);
+  if (name == RandomCrop::kName) return parse_random_crop(options);
+  if (name == RandomHorizontalFlip::kName) return RandomHorizontalFlip{take_probability(options)};
+  if (name == RandomVerticalFlip::kName) return RandomVerticalFlip{take_probability(options)};
   if (name == ToTensor::kName) return ToTensor{};
   if (name == PilToTensor::kName) return PilToTensor{};
   if (name == ToImage::kName) return ToImage{};
@@ -222,6 +276,12 @@ Recipe parse_document(const Json& document) {
 
 Json size_json(ImageSize size) { return {size.height, size.width}; }
 
+Json padding_json(const Padding& padding, const Border& border) {
+  return {{"padding", {padding.left, padding.top, padding.right, padding.bottom}},
+          {"fill", border.fill},
+          {"padding_mode", name_in(kPaddingModes, border.mode)}};
+}
+
 struct Writer {
   Json operator()(const ResizeExact& op) const {
     return {{"size", size_json(op.size)}, {"interpolation", name_in(kFilters, op.filter)}};
@@ -239,7 +299,16 @@ struct Writer {
             {"log_ratio", {double{op.log_ratio[0]}, double{op.log_ratio[1]}}},
             {"interpolation", name_in(kFilters, op.filter)}};
   }
+  Json operator()(const Pad& op) const { return padding_json(op.padding, op.border); }
+  Json operator()(const RandomCrop& op) const {
+    Json entry{{"size", size_json(op.size)},
+               {"pad_if_needed", op.pad_if_needed},
+               {"api", name_in(kApis, op.api)}};
+    entry.update(padding_json(op.padding, op.border));
+    return entry;
+  }
   Json operator()(const RandomHorizontalFlip& op) const { return {{"p", op.p}}; }
+  Json operator()(const RandomVerticalFlip& op) const { return {{"p", op.p}}; }
   Json operator()(const ToTensor&) const { return Json::object(); }
   Json operator()(const PilToTensor&) const { return Json::object(); }
   Json operator()(const ToImage&) const { return Json::object(); }

@@ -51,8 +51,8 @@ class Planner {
   }
 
   void operator()(const CenterCrop& op) {
-    crop(center(size_.width, op.size.width), center(size_.height, op.size.height), op.size.width,
-         op.size.height);
+    crop({center(size_.width, op.size.width), center(size_.height, op.size.height), op.size.width,
+          op.size.height});
   }
 
   void operator()(const RandomResizedCrop& op) {
@@ -60,12 +60,43 @@ class Planner {
     if (plan_.doubt.empty()) resize(op.size.width, op.size.height, op.filter);
   }
 
-  void operator()(const RandomHorizontalFlip& op) {
-    // torch compares float32 with float32.
-    if (random_.rand() >= static_cast<float>(op.p)) return;
-    plan_.steps.push_back(
-        {.kind = PlanStep::Kind::kFlip, .width = size_.width, .height = size_.height});
+  void operator()(const Pad& op) { pad(op.padding, op.border); }
+
+  void operator()(const RandomCrop& op) {
+    const auto missing = [&op](int wanted, int length) {
+      return op.pad_if_needed ? std::max(wanted - length, 0) : 0;
+    };
+    if (op.api == Api::kV1) {
+      pad(op.padding, op.border);
+      const int x = missing(op.size.width, size_.width);
+      pad({x, 0, x, 0}, op.border);
+      const int y = missing(op.size.height, size_.height);
+      pad({0, y, 0, y}, op.border);
+    } else {
+      auto [left, top, right, bottom] = op.padding;
+      const int x = missing(op.size.width, left + size_.width + right);
+      const int y = missing(op.size.height, top + size_.height + bottom);
+      pad({left + x, top + y, right + x, bottom + y}, op.border);
+    }
+    if (!plan_.doubt.empty()) return;
+    const int spare_x = size_.width - op.size.width;
+    const int spare_y = size_.height - op.size.height;
+    if (spare_x < 0 || spare_y < 0) {
+      plan_.doubt = "random_crop: the crop is larger than the image";
+      return;
+    }
+    // v1 draws both or none, v2 what is needed.
+    const bool draws_both = op.api == Api::kV1 && (spare_x > 0 || spare_y > 0);
+    const auto draw = [&](int spare) {
+      return spare > 0 || draws_both ? static_cast<int>(random_.randint(0, spare + 1)) : 0;
+    };
+    const int top = draw(spare_y);
+    const int left = draw(spare_x);
+    crop({left, top, op.size.width, op.size.height});
   }
+
+  void operator()(const RandomHorizontalFlip& op) { flip(op.p, PlanStep::Kind::kHorizontalFlip); }
+  void operator()(const RandomVerticalFlip& op) { flip(op.p, PlanStep::Kind::kVerticalFlip); }
 
   void operator()(const ToTensor&) {}
   void operator()(const PilToTensor&) {}
@@ -128,7 +159,7 @@ class Planner {
         const auto height = static_cast<int>(found.height);
         const auto top = static_cast<int>(random_.randint(0, size_.height - height + 1));
         const auto left = static_cast<int>(random_.randint(0, size_.width - width + 1));
-        crop(left, top, width, height);
+        crop({left, top, width, height});
         return;
       }
     }
@@ -145,17 +176,86 @@ class Planner {
     } else if (ratio > max_ratio) {
       width = static_cast<int>(round_half_even(height * max_ratio));
     }
-    crop((size_.width - width) / 2, (size_.height - height) / 2, width, height);
+    crop({(size_.width - width) / 2, (size_.height - height) / 2, width, height});
   }
 
-  void crop(int left, int top, int width, int height) {
-    const bool inside = Region{left, top, width, height}.inside(size_);
-    if (!accept(width, height)) return;
-    if (inside && plan_.steps.empty()) {
-      plan_.source = {plan_.source.left + left, plan_.source.top + top, width, height};
-    } else {
-      plan_.steps.push_back({PlanStep::Kind::kCrop, left, top, width, height});
+  void pad(const Padding& padding, const Border& border) {
+    const auto [left, top, right, bottom] = padding;
+    if (!plan_.doubt.empty() || padding == Padding{}) return;
+    // Beyond that numpy mirrors again and again, and torch refuses.
+    const bool reflects = border.mode == Border::Mode::kReflect;
+    if ((reflects || border.mode == Border::Mode::kSymmetric) &&
+        (std::max(left, right) > size_.width - reflects ||
+         std::max(top, bottom) > size_.height - reflects)) {
+      plan_.doubt = "more padding than the image has pixels to mirror";
+      return;
     }
+    const ImageSize from = size_;
+    const Region window{-left, -top, left + from.width + right, top + from.height + bottom};
+    if (accept(window.width, window.height)) place(window, from, border);
+  }
+
+  void crop(const Region& window) {
+    if (window == Region::whole(size_)) return;
+    const ImageSize from = size_;
+    if (!accept(window.width, window.height)) return;
+    plan_.largest_crop = std::max(plan_.largest_crop, std::int64_t{window.width} * window.height);
+    place(window, from, {});
+  }
+
+  /// Crops of a crop, padded or not, become one. What lies inside of the image is kept apart from
+  /// what is put around it: it need not be decoded, or made by a resize, with what is cut away.
+  void place(const Region& window, ImageSize from, const Border& border) {
+    if (window == Region::whole(from)) return;
+    if (!plan_.steps.empty() && plan_.steps.back().kind == PlanStep::Kind::kCrop &&
+        window.inside(from)) {
+      const PlanStep last = plan_.steps.back();
+      plan_.steps.pop_back();
+      return place({last.left + window.left, last.top + window.top, window.width, window.height},
+                   last.from, last.border);
+    }
+    const Region reads = inside_part(window, from, border.mode);
+    if (plan_.steps.empty()) {
+      plan_.source = {plan_.source.left + reads.left, plan_.source.top + reads.top, reads.width,
+                      reads.height};
+    } else if (reads != Region::whole(from)) {
+      push_crop(reads, from, {});
+    }
+    if (reads != window) {
+      push_crop({window.left - reads.left, window.top - reads.top, window.width, window.height},
+                reads.size(), border);
+    }
+  }
+
+  void push_crop(const Region& window, ImageSize from, const Border& border) {
+    plan_.steps.push_back({.kind = PlanStep::Kind::kCrop,
+                           .left = window.left,
+                           .top = window.top,
+                           .width = window.width,
+                           .height = window.height,
+                           .from = from,
+                           .border = border});
+  }
+
+  /// A part of the image from which the window can be made: cut out of the image as it is out of
+  /// the part, but for the places.
+  static Region inside_part(const Region& window, ImageSize image, Border::Mode mode) {
+    const bool mirrors = mode == Border::Mode::kReflect || mode == Border::Mode::kSymmetric;
+    const auto axis = [mirrors](int begin, int wanted, int length) {
+      const int end = begin + wanted;
+      if (mirrors && (begin < 0 || end > length)) return std::pair{0, length};
+      const int first = std::clamp(begin, 0, length - 1);
+      return std::pair{first, std::clamp(end, first + 1, length) - first};
+    };
+    const auto [left, width] = axis(window.left, window.width, image.width);
+    const auto [top, height] = axis(window.top, window.height, image.height);
+    return {left, top, width, height};
+  }
+
+  void flip(double p, PlanStep::Kind kind) {
+    // torch compares float32 with float32.
+    if (random_.rand() >= static_cast<float>(p)) return;
+    plan_.steps.push_back({.kind = kind, .width = size_.width, .height = size_.height});
   }
 
   void resize(std::int64_t width, std::int64_t height, Filter filter) {

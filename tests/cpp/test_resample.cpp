@@ -72,7 +72,7 @@ RgbImage noise(ImageSize size, std::mt19937& random) {
 
 RgbImage cropped(const RgbImage& image, const Region& window) {
   RgbImage out;
-  crop(view_of(image), window, out);
+  crop(view_of(image), window, {}, out);
   return out;
 }
 

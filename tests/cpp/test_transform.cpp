@@ -60,7 +60,7 @@ std::vector<T> run(const Transform& transform, const RgbImage& image) {
   TransformScratch scratch;
   std::vector<T> out(transform.output().row_bytes() / sizeof(T));
   RgbImage decoded;
-  headrace::crop(view_of(image), plan.source, decoded);
+  headrace::crop(view_of(image), plan.source, {}, decoded);
   transform.run(decoded, plan, scratch, std::as_writable_bytes(std::span(out)));
   return out;
 }
@@ -81,13 +81,18 @@ TEST_CASE("transform survives a round trip through JSON", "[transform]") {
        "ratio": [0.75, 1.3333333333333333], "log_ratio": [-0.2876821, 0.28768211603164673],
        "interpolation": "nearest"},
       {"op": "random_horizontal_flip", "p": 0.3}, {"op": "resize", "size": [7, 5]},
+      {"op": "pad", "padding": [1, 2, 3, 4], "fill": [9, 8, 7]},
+      {"op": "random_crop", "size": [5, 6], "padding": [0, 1, 0, 0], "padding_mode": "symmetric",
+       "pad_if_needed": true, "api": "v2"}, {"op": "random_vertical_flip", "p": 0.25},
       {"op": "center_crop", "size": [4, 3]}, {"op": "pil_to_tensor"},
       {"op": "to_dtype", "dtype": "float32", "scale": true},
       {"op": "normalize", "mean": [0.1, 0.2, 0.3], "std": [0.7]})";
   const std::string json = pipeline(ops).to_json();
   REQUIRE(Transform::from_json(json).to_json() == json);
-  for (const char* part : {"\"max_size\":400", "[0.1,0.7]", "0.28768211603164673", "\"p\":0.3",
-                           "[0.1,0.2,0.3]", "\"bicubic\"", "\"size\":[224,192]"}) {
+  for (const char* part :
+       {"\"max_size\":400", "[0.1,0.7]", "0.28768211603164673", "\"p\":0.3", "[0.1,0.2,0.3]",
+        "\"bicubic\"", "\"size\":[224,192]", "[1,2,3,4]", "[9,8,7]", "\"symmetric\"",
+        "\"pad_if_needed\":true", "\"api\":\"v2\"", "\"p\":0.25"}) {
     REQUIRE_THAT(json, contains(part));
   }
 }
@@ -126,6 +131,16 @@ TEST_CASE("transform refuses what it does not know, by name", "[transform]") {
   }
   REQUIRE_THAT(refusal_of_ops(R"({"op": "random_horizontal_flip", "p": 1.5})" + tail),
                contains("random_horizontal_flip: p"));
+  for (const char* options :
+       {R"("padding": [1, 2], "api": "v1")", R"("padding": [1, 2, 3, -1], "api": "v1")",
+        R"("fill": 256, "api": "v1")", R"("fill": [1, 2], "api": "v1")",
+        R"("fill": 0.5, "api": "v1")", R"("padding_mode": "wrap", "api": "v1")",
+        R"("api": "v3")"}) {
+    CAPTURE(options);
+    const std::string op = R"({"op": "random_crop", "size": [4, 4], )";
+    REQUIRE_THAT(refusal_of_ops(op + options + "}" + tail), contains("random_crop: "));
+  }
+  REQUIRE_THAT(refusal_of_ops(R"({"op": "pad"})" + tail), contains("pad: padding"));
 }
 
 TEST_CASE("transform refuses a result that is no tensor of constant shape", "[transform]") {
@@ -139,8 +154,8 @@ TEST_CASE("transform refuses a result that is no tensor of constant shape", "[tr
 
 TEST_CASE("transform refuses operations in the wrong place", "[transform]") {
   const auto after_resize = [](const std::string& ops) { return refusal_of_ops(kResize + ops); };
-  REQUIRE_THAT(after_resize(R"({"op": "to_tensor"}, {"op": "center_crop", "size": [1, 1]})"),
-               contains("center_crop: "));
+  REQUIRE_THAT(after_resize(R"({"op": "to_tensor"}, {"op": "resize", "size": [1, 1]})"),
+               contains("resize: on tensors"));
   REQUIRE_THAT(after_resize(R"({"op": "to_image"}, {"op": "to_tensor"})"), contains("to_tensor: "));
   REQUIRE_THAT(after_resize(R"({"op": "to_dtype", "dtype": "float32"}, {"op": "to_image"})"),
                contains("to_dtype: "));
@@ -152,6 +167,14 @@ TEST_CASE("transform refuses operations in the wrong place", "[transform]") {
   REQUIRE_THAT(after_resize(R"({"op": "to_tensor"}, {"op": "normalize", "mean": [1], "std": [1]},
                                {"op": "to_dtype", "dtype": "uint8"})"),
                contains("to_dtype: values"));
+  REQUIRE(after_resize(R"({"op": "to_tensor"}, {"op": "center_crop", "size": [9, 9]})") ==
+          "accepted");
+  const std::string normalized =
+      R"({"op": "to_tensor"}, {"op": "normalize", "mean": [1], "std": [1]},)";
+  REQUIRE_THAT(after_resize(normalized + R"({"op": "center_crop", "size": [9, 9]})"),
+               contains("center_crop: its border"));
+  REQUIRE(after_resize(normalized + R"({"op": "pad", "padding": [1, 1, 1, 1],
+                                        "padding_mode": "edge"})") == "accepted");
 }
 
 TEST_CASE("plan resizes the shorter edge and truncates the longer one", "[transform]") {
@@ -199,9 +222,65 @@ TEST_CASE("plan decodes only what crops of the image itself leave", "[transform]
   // The second crop pads what the first one left.
   const Plan padded = plan_of(crop4 + crop8);
   REQUIRE(padded.source == Region{8, 3, 4, 4});
-  REQUIRE(padded.steps.at(0) == PlanStep{PlanStep::Kind::kCrop, -2, -2, 8, 8, Filter::kBilinear});
+  const PlanStep border{.left = -2, .top = -2, .width = 8, .height = 8, .from = {4, 4}};
+  REQUIRE(padded.steps.at(0) == border);
   REQUIRE(plan_of(R"({"op": "random_horizontal_flip", "p": 1},)" + crop8).source ==
           Region{0, 0, 20, 10});
+}
+
+TEST_CASE("plan makes one crop of padding and a crop", "[transform]") {
+  RandomStream random(0);
+  const auto plan_of = [&](const std::string& ops) {
+    return pipeline(ops + R"({"op": "pil_to_tensor"})").plan({20, 10}, random);
+  };
+  const auto padded = [](const char* mode) {
+    return R"({"op": "pad", "padding": [3, 1, 2, 4], "fill": 7, "padding_mode": ")" +
+           std::string(mode) + R"("},)";
+  };
+  const std::string crop = R"({"op": "center_crop", "size": [11, 23]},)";  // at left 1, top 2
+  const auto mode = GENERATE("constant", "edge", "reflect", "symmetric");
+  const Plan plan = plan_of(padded(mode) + crop);
+  const bool mirrors = mode[0] == 'r' || mode[0] == 's';
+  // Rows that are cut off again are not decoded, unless others mirror them.
+  REQUIRE(plan.source == (mirrors ? Region{0, 0, 20, 10} : Region{0, 1, 20, 9}));
+  REQUIRE(plan.steps.size() == 1);
+  REQUIRE(plan.steps[0].left == -2);
+  REQUIRE(plan.steps[0].top == (mirrors ? 1 : 0));
+  REQUIRE(plan.steps[0].border.fill[0] == 7);
+
+  const Plan inside = plan_of(padded(mode) + R"({"op": "center_crop", "size": [4, 6]},)");
+  REQUIRE(inside.source == Region{7, 5, 6, 4});
+  REQUIRE(inside.steps.empty());
+  // A border around other borders is a step of its own.
+  const std::string twice = padded(mode) + padded("constant");
+  REQUIRE(plan_of(twice + R"({"op": "center_crop", "size": [18, 28]},)").steps.size() == 2);
+}
+
+TEST_CASE("plan makes of a resize only what a padded crop keeps", "[transform]") {
+  RandomStream random(0);
+  const Plan plan = pipeline(R"({"op": "resize", "size": [40, 40]}, {"op": "pad",
+      "padding": [5, 5, 5, 5]}, {"op": "random_crop", "api": "v1", "size": [50, 10]},
+      {"op": "to_tensor"})")
+                        .plan({40, 20}, random);
+  REQUIRE(plan.steps.at(1).width <= 10);
+  REQUIRE(plan.steps.at(1).height == 40);
+  REQUIRE(plan.source.width <= 10);
+}
+
+TEST_CASE("plan doubts padding that has too little to mirror", "[transform]") {
+  RandomStream random(0);
+  const auto doubt = [&](const std::string& mode, int padding) {
+    return pipeline(R"({"op": "pad", "padding": [)" + std::to_string(padding) +
+                    R"(, 0, 0, 0], "padding_mode": ")" + mode +
+                    R"("}, {"op": "center_crop", "size": [2, 2]}, {"op": "to_tensor"})")
+        .plan({5, 5}, random)
+        .doubt;
+  };
+  REQUIRE(doubt("reflect", 4).empty());
+  REQUIRE_THAT(doubt("reflect", 5), contains("to mirror"));
+  REQUIRE(doubt("symmetric", 5).empty());
+  REQUIRE_THAT(doubt("symmetric", 6), contains("to mirror"));
+  REQUIRE(doubt("edge", 100).empty());
 }
 
 TEST_CASE("plan decodes only what a crop leaves of a resize", "[transform]") {

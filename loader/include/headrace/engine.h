@@ -142,9 +142,8 @@ struct EngineStats {
 /// called from any.
 class Engine {
  public:
-  /// @param streams  one random stream a virtual worker; none with EngineOptions::own_streams,
-  /// where
-  ///                 every batch goes to stream 0.
+  /// @param streams  one random stream a virtual worker; none with own_streams, where every batch
+  ///                 goes to stream 0.
   /// @throws Error{kInvalidArgument}: an option out of range, no stream, no pool.
   Engine(const EngineOptions& options, Transform transform,
          const std::vector<RandomStream>& streams);

@@ -1,7 +1,9 @@
 // torchvision's transforms on one image: compressed bytes and a random stream in, one field out.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,12 +19,28 @@ namespace HEADRACE_API headrace {
 
 enum class Filter { kNearest, kBilinear, kBicubic };
 
+/// What stands outside of an image, where a crop reaches over its edge: torchvision's padding
+/// modes.
+struct Border {
+  enum class Mode {
+    kConstant,   ///< `fill`
+    kEdge,       ///< the nearest pixel
+    kReflect,    ///< the image, mirrored at the centre of the pixels of its edge
+    kSymmetric,  ///< the image, mirrored at its edge
+  };
+  Mode mode = Mode::kConstant;
+  std::array<std::uint8_t, 3> fill = {};
+
+  bool operator==(const Border&) const = default;
+};
+
 /// One resolved step of a plan, on pixels: no randomness is left in it.
 struct PlanStep {
   enum class Kind {
-    kCrop,    ///< keep [left, left+width) x [top, top+height); outside the image is black
-    kResize,  ///< to width x height with `filter`, as Pillow's Image.resize
-    kFlip,    ///< mirror left to right
+    kCrop,            ///< keep [left, left+width) x [top, top+height), outside the image `border`
+    kResize,          ///< to width x height with `filter`, as Pillow's Image.resize
+    kHorizontalFlip,  ///< mirror left to right
+    kVerticalFlip,    ///< mirror top to bottom
   };
   Kind kind = Kind::kCrop;
   int left = 0;  ///< kCrop: of the result in the image. kResize: of the pixels at hand in it
@@ -30,7 +48,10 @@ struct PlanStep {
   int width = 0;   ///< of the result
   int height = 0;  ///< of the result
   Filter filter = Filter::kBilinear;
-  ImageSize from = {};  ///< kResize: the image, of which the first step may have a part only
+  /// What the step is made from. Of a kResize that is the image, of which the first step may have a
+  /// part only.
+  ImageSize from = {};
+  Border border = {};  ///< kCrop
 
   bool operator==(const PlanStep&) const = default;
 };
@@ -41,6 +62,8 @@ struct Plan {
   /// and what is left of it when a resize is followed by a crop.
   Region source;
   std::vector<PlanStep> steps;
+  /// Pixels of the largest crop that torchvision makes: Pillow holds its limit against it.
+  std::int64_t largest_crop = 0;
   /// The plan could come out otherwise within the accuracy of torch's exp, or torchvision would
   /// fail on it: the installed torchvision must compute this sample. Empty when there is no doubt.
   std::string doubt;
@@ -73,7 +96,13 @@ struct PixelFinish {
 ///     random_resized_crop     size: [height, width]; scale=[0.08, 1]; ratio=[3/4, 4/3];
 ///                             log_ratio: float32 logarithms of ratio, computed when left out
 ///                             (torch's own may differ in the last bit); interpolation="bilinear"
+///     pad                     padding: [left, top, right, bottom]; fill=0, or one number for each
+///                             channel; padding_mode="constant" | "edge" | "reflect" | "symmetric"
+///     random_crop             size: [height, width]; padding=[0, 0, 0, 0], fill and padding_mode
+///                             as pad; pad_if_needed=false; api: "v1" or "v2", the torchvision
+///                             namespace whose draws and order of padding it has
 ///     random_horizontal_flip  p=0.5
+///     random_vertical_flip    p=0.5
 ///     to_tensor               float32: value / 255
 ///     pil_to_tensor           uint8
 ///     to_image                uint8
@@ -86,8 +115,9 @@ struct PixelFinish {
 /// last bit of pixels: "by_size" (Pillow 13, the default), "width_first_unless_tall" (12.2, 12.3)
 /// or "width_first" (up to 12.1).
 ///
-/// One conversion to a tensor is needed. resize and the crops must come before it (torchvision's
-/// tensor kernels differ from Pillow's), to_dtype and normalize after it, the flip anywhere.
+/// One conversion to a tensor is needed. What resizes must come before it (torchvision's tensor
+/// kernels differ from Pillow's), to_dtype and normalize after it. What only moves pixels may stand
+/// anywhere, but a constant border must have a value there that some pixel has.
 class Transform {
  public:
   /// @throws Error{kInvalidArgument}: not JSON, an unknown operation or option, or a pipeline whose
