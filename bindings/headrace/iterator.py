@@ -445,12 +445,14 @@ class NativeIterator(_BaseDataLoaderIter):
         """
         if isinstance(data, Failure):
             data.reraise()
-        if isinstance(data, Outcome):
-            self._log.add(data.errors)
-            if data.failure is not None:
-                data.failure.reraise()
-            return nothing_left(data.errors) if data.empty else data.data
-        return data
+        outcome = data if isinstance(data, Outcome) else None
+        # Once they were too many, batches without any raise too: the run has ended.
+        self._log.add([] if outcome is None else outcome.errors)
+        if outcome is None:
+            return data
+        if outcome.failure is not None:
+            outcome.failure.reraise()
+        return nothing_left(outcome.errors) if outcome.empty else outcome.data
 
     @abstractmethod
     def _ahead_on_device(self, loader: "DataLoader[Any]") -> int:

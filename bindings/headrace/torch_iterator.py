@@ -111,6 +111,7 @@ class AccountedMainProcessIterator(_Accounted, _SingleProcessDataLoaderIter):
         return self._progress.pulled
 
     def _next_index(self) -> Any:
+        self._give_back()  # after a batch of which nothing was left
         index = super()._next_index()
         self._callers_states = random_states.capture() if self._progress.counter else None
         return index

@@ -218,6 +218,50 @@ def test_there_is_one_warning_and_a_limit(folder: Path, path: str) -> None:
     assert loader.error_count == len(loader.errors()) == 4
 
 
+@pytest.mark.parametrize("path", FOLDERS)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_beyond_the_limit_every_batch_raises(folder: Path, path: str, num_workers: int) -> None:
+    """Those too of which all samples could be loaded."""
+    whole = FOLDERS[path](folder, train())
+    places = {Path(file).name: place for place, (file, _) in enumerate(whole.samples)}
+    order = [places[name] for name in ["00.jpg", "half.jpg", "01.jpg", "02.jpg"]]
+    loader = headrace.DataLoader(
+        whole, 1, sampler=order, on_error="skip", max_errors=0, num_workers=num_workers
+    )
+    iterator = iter(loader)
+    assert len(next(iterator)[1]) == 1
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(headrace.Error):
+        next(iterator)
+    for _ in range(2):
+        with pytest.raises(headrace.Error, match="more than max_errors=0"):
+            next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+@pytest.mark.parametrize("path", FOLDERS)
+def test_empty_batches_leave_the_callers_generator_alone(folder: Path, path: str) -> None:
+    """rng="counter" seeds it for each sample, and the next batch is drawn from it."""
+
+    class Drawing:
+        def __iter__(self) -> Any:
+            for _ in range(4):
+                drawn.append(torch.rand(1).item())
+                yield bad
+            yield 0
+
+    drawn: list[float] = []
+    whole = FOLDERS[path](folder, train())
+    bad = [Path(file).name for file, _ in whole.samples].index("half.jpg")
+    loader = headrace.DataLoader(whole, 1, sampler=Drawing(), on_error="skip", rng="counter")
+    torch.manual_seed(8)
+    with pytest.warns(UserWarning, match="skipped"):
+        assert len(list(loader)) == 1
+    torch.manual_seed(8)
+    torch.empty((), dtype=torch.int64).random_()  # base_seed
+    assert drawn == [torch.rand(1).item() for _ in range(4)]
+
+
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_the_corpus_has_pillows_verdict_file_by_file(strange_pictures: Path, on_error: str) -> None:
     reference = ImageFolder(strange_pictures, train())
