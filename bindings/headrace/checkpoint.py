@@ -96,7 +96,7 @@ def load(loader: "DataLoader[Any]", state: dict[str, Any]) -> Resume:
     mid_epoch = point is not None and not state["finished"]
     if state["finished"]:
         epoch += 1
-        point = _next_epoch(point, generators, loader, own_place)
+        point = _next_epoch(state, loader.num_workers, own_place)
     if point is not None and not counter and loader.num_workers > 0 and point["workers"] is None:
         raise Error(
             "load_state_dict: the saved run used torch's worker processes, which kept the state "
@@ -113,16 +113,21 @@ def load(loader: "DataLoader[Any]", state: dict[str, Any]) -> Resume:
     return Resume(state, epoch, state["seed"], point, generators, mid_epoch)
 
 
-def _next_epoch(
-    point: dict[str, Any], generators: Any, loader: "DataLoader[Any]", own_place: bool
-) -> dict[str, Any] | None:
+def _next_epoch(state: dict[str, Any], num_workers: int, own_place: bool) -> dict[str, Any] | None:
     """Where the epoch begins that follows a finished one."""
-    begin = {**point, "batches": 0, "checksum": 0, "begin": generators, "first_pull": None}
-    if loader.persistent_workers and loader.rng == "torch":
+    generators = state["generators"]
+    begin = {
+        **state["point"],
+        "batches": 0,
+        "checksum": 0,
+        "begin": generators,
+        "first_pull": None,
+    }
+    if state["persistent_workers"]:
         # Such workers go on with their streams, and no base_seed is drawn.
         return {**begin, "first_pull": generators}
     if own_place:
-        return {**begin, "workers": [None] * loader.num_workers}
+        return {**begin, "workers": [None] * num_workers}
     return None
 
 

@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "workers": {"num_workers": 2},
     "persistent": {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1},
     "counter": {"num_workers": 2, "rng": "counter"},
+    "persistent counter": {"num_workers": 1, "rng": "counter", "persistent_workers": True},
 }
 
 
