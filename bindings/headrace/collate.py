@@ -117,16 +117,18 @@ class SampleForm:
     output: Output
 
 
-_forms: dict[tuple[type, ...], SampleForm] = {}
+_forms: dict[tuple[tuple[type, str], ...], SampleForm] = {}
 
 
 def sample_form(transform: Any) -> SampleForm:
-    """Found by a trial, once for each sequence of types of steps.
+    """Found by a trial, once for each sequence of types and sizes of steps.
+
+    An image of one pixel has other strides than larger ones have.
 
     Raises:
         NotNative: it is none of those that are known.
     """
-    key = tuple(type(step) for step in flatten(transform))
+    key = tuple((type(step), repr(getattr(step, "size", None))) for step in flatten(transform))
     if key not in _forms:
         if crops_tensors(transform):
             raise NotNative(transform, "crops of tensors may be views, of many forms")
@@ -138,11 +140,11 @@ def sample_form(transform: Any) -> SampleForm:
         if not isinstance(image, torch.Tensor) or image.dim() != 3:
             raise NotNative(transform, "it returns no image tensor")
         formats = (torch.contiguous_format, torch.channels_last)
-        batches = [image[None].contiguous(memory_format=form) for form in formats]
+        shape = (1, *image.shape)
         found = [
             form
-            for form, batch in zip(formats, batches, strict=True)
-            if batch[0].stride() == image.stride()
+            for form in formats
+            if torch.empty(shape, memory_format=form)[0].stride() == image.stride()
         ]
         if type(image) not in (torch.Tensor, torchvision.tv_tensors.Image) or not found:
             raise NotNative(transform, "it returns images of an unknown form")

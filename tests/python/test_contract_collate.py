@@ -296,6 +296,17 @@ def test_single_samples_equal_torchs(
     assert_same_behaviour(loader_of(mixed_pictures, pipeline, batch_size=None, **options))
 
 
+@pytest.mark.parametrize("convert", [v1.ToTensor, v1.PILToTensor, v2.ToImage])
+def test_single_samples_of_one_pixel_and_more(pictures: Path, convert: Any) -> None:
+    """One pixel has other strides, whichever size is seen first."""
+    for size in (1, (1, 6), (6, 1), 6):
+
+        def pipeline(size: Any = size) -> Any:
+            return v2.Compose([v2.CenterCrop(size), convert()])
+
+        assert_same_behaviour(loader_of(pictures, pipeline, batch_size=None))
+
+
 def test_single_samples_with_a_collate_function_are_torchs(pictures: Path) -> None:
     def first(sample: Any) -> Any:
         return sample[0]
