@@ -1,217 +1,257 @@
-"""Random pipelines, images and loader settings: the same batches, on whichever path.
+"""Random pipelines, files, datasets and settings: the same as torch's, on whichever path.
 
-HEADRACE_PROPERTY_EXAMPLES sets how many are tried; without it a few, always the same.
+`pytest --hypothesis-profile=long --timeout=0 tests/python/test_property.py` tries thousands of
+examples, other ones each time; without it a few hundred are tried, always the same.
 """
 
-import os
-import tempfile
+import json
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
-from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from PIL import ImageFile
-from torch.utils.data import Subset, default_collate
-from torchvision import transforms as v1
+from PIL import Image, ImageFile
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, Subset, default_collate, default_convert
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import InterpolationMode, v2
 
 from headrace import DataLoader
+from strategies import (
+    LONG,
+    Images,
+    Make,
+    Settings,
+    datasets,
+    foreign,
+    loader_settings,
+    often,
+    pipelines,
+)
 from support import (
+    Raised,
+    Step,
+    assert_same,
     assert_same_behaviour,
-    bad_files,
+    assert_same_events,
     changed,
     end,
     epochs,
-    jpeg,
+    observe,
+    one_epoch,
     step,
     train,
-    write_folder,
 )
 
-EXAMPLES = os.environ.get("HEADRACE_PROPERTY_EXAMPLES")
-
-# --- pipelines ----------------------------------------------------------------------------------
-
-edges = st.integers(1, 40)
-sizes = edges | st.tuples(edges, edges) | st.lists(edges, min_size=2, max_size=2)
-versions = st.sampled_from([v1, v2])
-native_filters = st.sampled_from(
-    [InterpolationMode.BILINEAR, InterpolationMode.BICUBIC, InterpolationMode.NEAREST]
-)
-filters = native_filters | native_filters | st.sampled_from(list(InterpolationMode))
-floats = st.floats(0.01, 3)
-Step = Callable[[], Any]  # makes a new transform, since loaders must not share one
+SECONDS = 0 if LONG else 600  # for all examples of a test
 
 
-def scaled_float() -> Any:
-    return v2.ToDtype(torch.float32, scale=True)
+def seen(paths: Counter[str], loader: DataLoader[Any]) -> str:
+    path = loader.explain().path
+    paths[path] += 1
+    event(f"{path} path")
+    return path
 
 
-def steps(make: Callable[..., Any], **options: Any) -> st.SearchStrategy[Step]:
-    """Steps `make(version, **options)` with drawn options, less those that torchvision refuses."""
+# --- as torch -----------------------------------------------------------------------------------
 
-    def buildable(step: Step) -> bool:
-        try:
-            step()
-        except (ValueError, TypeError):
-            return False
-        return True
-
-    def bind(values: dict[str, Any]) -> Step:
-        return lambda: make(**values)
-
-    drawn = st.fixed_dictionaries({"version": versions}, optional=options)
-    return drawn.map(bind).filter(buildable)
-
-
-def ranges(low: float, high: float) -> st.SearchStrategy[tuple[float, float]]:
-    return st.tuples(st.floats(low, high), st.floats(low, high)).map(lambda pair: (*sorted(pair),))
-
-
-resizes = steps(
-    lambda version, size=30, **options: version.Resize(size, **options),
-    size=st.tuples(edges, edges) | edges,
-    interpolation=filters,
-    max_size=st.integers(1, 60),
-)
-random_crops = steps(
-    lambda version, size=24, **options: version.RandomResizedCrop(size, **options),
-    size=sizes,
-    scale=ranges(0, 1) | ranges(0.5, 3),
-    ratio=ranges(0.2, 4),
-    interpolation=filters,
-)
-center_crops = steps(lambda version, size=20: version.CenterCrop(size), size=sizes)
-flips = steps(
-    lambda version, p=0.5: version.RandomHorizontalFlip(p),
-    p=st.floats(0, 1) | st.sampled_from([0, 1]),
-)
-normalizes = steps(
-    lambda version, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4): version.Normalize(mean, std),
-    mean=st.lists(floats, min_size=3, max_size=3) | st.lists(floats, min_size=1, max_size=2),
-    std=st.lists(floats, min_size=3, max_size=3) | st.just([0.1, 0.0, 0.2]),
-)
-dtypes = steps(
-    lambda version, dtype=torch.float32, scale=True: v2.ToDtype(dtype, scale=scale),
-    dtype=st.sampled_from([torch.uint8, torch.float16, torch.float64]),
-    scale=st.booleans(),
-)
-geometry = st.lists(center_crops | flips | random_crops, max_size=2)
-fixed_sizes = random_crops | center_crops | st.tuples(resizes, center_crops)
-
-to_float = st.sampled_from(
-    [[v1.ToTensor], [v2.ToImage, scaled_float], [v1.PILToTensor, scaled_float]]
-)
-to_uint8 = st.sampled_from([v1.PILToTensor, v2.PILToTensor, v2.ToImage])
-ends = to_float | to_uint8 | st.tuples(to_float, normalizes)
-wild_ends = st.tuples(to_float | to_uint8, st.lists(dtypes | normalizes, max_size=2))
-
-
-def flatten(parts: Any) -> list[Step]:
-    if callable(parts):
-        return [parts]
-    return [step for part in parts for step in flatten(part)]
-
-
-orders = st.tuples(fixed_sizes, geometry, ends | ends | wild_ends).map(flatten)
-jumbled = orders.flatmap(st.permutations)  # mostly refused by torchvision, then by both alike
-
-
-@st.composite
-def pipelines(draw: st.DrawFn) -> Step:
-    chosen = draw(orders | orders | orders | jumbled)
-    compose = draw(versions).Compose
-    return lambda: compose([step() for step in chosen])
-
-
-# --- images and loaders -------------------------------------------------------------------------
-
-cached_jpeg = cache(jpeg)
-jpegs = st.builds(
-    cached_jpeg,
-    st.tuples(st.integers(1, 70), st.integers(1, 70)),
-    st.integers(0, 20),
-    mode=st.sampled_from(["RGB", "RGB", "RGB", "L", "CMYK"]),
-    quality=st.sampled_from([30, 75, 95, 100]),
-    subsampling=st.integers(0, 2),
-    progressive=st.booleans(),
-)
-# One of these is enough to take a while.
-large_jpegs = st.builds(
-    cached_jpeg,
-    st.sampled_from([(3000, 40), (31, 3000), (1200, 900), (3000, 2001), (701, 1999)]),
-    st.just(1),
-    mode=st.sampled_from(["RGB", "L", "CMYK"]),
-    quality=st.sampled_from([60, 90]),
-    subsampling=st.integers(0, 2),
-)
-damaged = st.sampled_from(list(bad_files().values()))
-truncated = st.tuples(jpegs, st.floats(0, 1)).map(lambda it: it[0][: int(len(it[0]) * it[1])])
-small_images = st.lists(jpegs | jpegs | jpegs | damaged | truncated, min_size=2, max_size=12)
-images = st.tuples(small_images, st.lists(large_jpegs, max_size=1) | st.just([])).map(
-    lambda lists: [*lists[0], *lists[1]]
-)
-mixup = v2.MixUp(num_classes=2)
-mixings = [mixup, v2.CutMix(num_classes=2), v2.RandomChoice([mixup, v2.CutMix(num_classes=2)])]
-
-
-def mixed_by(mixing: Any) -> Callable[[Any], Any]:
-    return lambda batch: mixing(*default_collate(batch))
-
-
-def reseed(worker: int) -> None:
-    torch.manual_seed(torch.initial_seed() + 7 * worker)
-
-
-@st.composite
-def loader_options(draw: st.DrawFn) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "batch_size": draw(st.integers(1, 5) | st.integers(1, 5) | st.none()),
-        "shuffle": draw(st.booleans()),
-        "num_workers": draw(st.sampled_from([0, 0, 0, 1, 2])),
-    }
-    if options["batch_size"] is not None:
-        options["drop_last"] = draw(st.booleans())
-        mixing = draw(st.none() | st.none() | st.sampled_from(mixings))
-        if mixing is not None:
-            options["collate_fn"] = mixed_by(mixing)
-    if options["num_workers"]:
-        options["worker_init_fn"] = draw(st.sampled_from([None, None, reseed]))
-        options["prefetch_factor"] = draw(st.integers(1, 3))
-        options["persistent_workers"] = draw(st.booleans())
-    return options
-
-
-few_or_many = settings(
-    max_examples=int(EXAMPLES or 25),
-    derandomize=EXAMPLES is None,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate, Phase.shrink],
-    suppress_health_check=list(HealthCheck),
+pillow_settings = often(
+    st.just({}),
+    st.sampled_from([{"LOAD_TRUNCATED_IMAGES": True}, {"MAX_IMAGE_PIXELS": 1000}]),
 )
 
 
-@few_or_many
-@given(pipelines(), images, loader_options(), st.integers(1, 6))
-def test_random_loaders_behave_as_torchs(
-    pipeline: Step, images: list[bytes], options: dict[str, Any], at_most: int
-) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        files = {f"{number:02}.jpg": content for number, content in enumerate(images)}
-        root = write_folder(Path(directory), files, classes=2)
+@pytest.mark.timeout(SECONDS)
+def test_random_loaders_behave_as_torchs() -> None:
+    paths = Counter[str]()
 
+    @given(pipelines(), datasets(), loader_settings(), pillow_settings, st.integers(1, 9))
+    def behaves(
+        pipeline: Make, images: Images, chosen: Settings, pillow: dict[str, Any], at_most: int
+    ) -> None:
         def build(loader_type: Any) -> Any:
-            folder = ImageFolder(root, pipeline(), allow_empty=True)
-            return loader_type(Subset(folder, range(len(folder))), **options)
+            return chosen.build(loader_type, images.build(pipeline))
 
-        path = build(DataLoader).explain().path
-        event(f"{path} path")
-        assert_same_behaviour(build, epochs(3, at_most=at_most), path)
+        owner: Any = Image if "MAX_IMAGE_PIXELS" in pillow else ImageFile
+        with changed(owner, **pillow):
+            path = seen(paths, build(DataLoader))
+            assert_same_behaviour(build, epochs(2, at_most), path)
+
+    behaves()
+    assert paths["native"] > paths.total() / 2
+
+
+# --- rules for samples --------------------------------------------------------------------------
+
+rules = st.fixed_dictionaries(
+    {
+        "on_error": st.sampled_from(["raise", "skip", "skip", "replace", "replace"]),
+        "rng": st.sampled_from(["torch", "counter"]),
+    },
+    optional={"max_errors": st.sampled_from([None, None, None, 0, 3])},
+)
+
+
+class Tolerant(Dataset[Any]):
+    """None for samples that cannot be loaded: what users of torch do."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception:
+            return None
+
+
+def tolerant(chosen: Settings, dataset: Any) -> Any:
+    """torch's loader without the samples that cannot be loaded; None for batches without any."""
+
+    def collate(batch: Any) -> Any:
+        if chosen.options["batch_size"] is None and chosen.sampler != "batches":
+            return None if batch is None else default_convert(batch)
+        left = [sample for sample in batch if sample is not None]
+        return whole(left) if left else None
+
+    whole: Any = chosen.converting(default_collate) if chosen.output else default_collate
+    loader = chosen.build(TorchLoader, Tolerant(dataset))
+    loader.collate_fn = collate
+    return loader
+
+
+def without_empty_batches(loader: Any) -> Iterator[Any]:
+    yield from (each for each in epochs(2)(loader) if each is not None)
+
+
+def outcomes(steps: list[Step]) -> list[Any]:
+    """The batches, and the types of exceptions: workers put their traces into the texts."""
+    return [each.event.type if isinstance(each.event, Raised) else each.event for each in steps]
+
+
+@pytest.mark.timeout(SECONDS)
+def test_random_rules_are_kept_alike_on_both_paths() -> None:
+    paths = Counter[str]()
+
+    @given(
+        pipelines(wild=False),
+        datasets(),
+        loader_settings(ruled=True),
+        rules,
+        st.sampled_from([0, 1, 4]),
+    )
+    def kept(
+        pipeline: Make, images: Images, chosen: Settings, rules: dict[str, Any], other: int
+    ) -> None:
+        def native(loader_type: Any = DataLoader, **more: Any) -> Any:
+            return chosen.build(loader_type, images.build(pipeline), **rules, **more)
+
+        def on_torchs_path(loader_type: Any) -> Any:
+            return chosen.build(loader_type, images.build(foreign(pipeline)), **rules)
+
+        def as_users_do(loader_type: Any) -> Any:
+            return tolerant(chosen, images.build(pipeline))
+
+        def drive(loader: Any) -> Iterator[Any]:
+            yield from epochs(2)(loader)
+            yield [tuple(error) for error in loader.errors()], loader.error_count
+
+        seen(paths, native())
+        found, _ = observe(native, drive, DataLoader)
+        expected, _ = observe(on_torchs_path, drive, DataLoader)
+        assert_same_events(found, expected)
+        if rules["on_error"] == "skip" and rules["rng"] == "torch" and "max_errors" not in rules:
+            found, _ = observe(native, epochs(2), DataLoader)
+            expected, _ = observe(
+                lambda _: tolerant(chosen, images.build(pipeline)),
+                without_empty_batches,
+                TorchLoader,
+            )
+            assert_same_events(found, expected)
+        if rules["rng"] == "counter":
+
+            def with_other_workers(loader_type: Any) -> Any:
+                plain = {**chosen.options, "num_workers": other}
+                for name in ("prefetch_factor", "persistent_workers", "timeout"):
+                    plain.pop(name, None)
+                replaced = Settings(plain, chosen.sampler, chosen.generator, output=chosen.output)
+                return replaced.build(loader_type, images.build(pipeline), **rules)
+
+            found, _ = observe(with_other_workers, epochs(1), DataLoader)
+            expected, _ = observe(native, epochs(1), DataLoader)
+            assert_same(outcomes(found), outcomes(expected))
+
+    kept()
+    assert paths["native"] > paths.total() / 2
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(SECONDS)
+def test_random_loaders_go_on_from_any_cut() -> None:
+    paths = Counter[str]()
+
+    @given(
+        pipelines(wild=False),
+        datasets(),
+        loader_settings(ruled=True),
+        rules,
+        st.sampled_from([True, True, False]),
+        st.integers(0, 1),
+        st.integers(0, 9),
+    )
+    def goes_on(
+        pipeline: Make,
+        images: Images,
+        chosen: Settings,
+        rules: dict[str, Any],
+        native: bool,
+        epochs_before: int,
+        cut: int,
+    ) -> None:
+        def make() -> Any:
+            dataset = images.build(pipeline if native else foreign(pipeline))
+            return chosen.build(DataLoader, dataset, resumable=True, **rules)
+
+        def rest_of_epoch(iterator: Any) -> Iterator[Any]:
+            while (event := step(iterator)) != "the end":
+                yield event
+
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)  # noqa: NPY002
+        loader = make()
+        seen(paths, loader)
+        for _ in range(epochs_before):
+            list(one_epoch(loader))
+        iterator = iter(loader)
+        for _ in range(cut):
+            step(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        wanted = [list(rest_of_epoch(iterator)), list(one_epoch(loader))]
+        end(iterator)
+
+        torch.manual_seed(99)
+        resumed = make()
+        resumed.load_state_dict(state)
+        iterator = None if state["finished"] else iter(resumed)
+        rest = list(rest_of_epoch(iterator)) if iterator is not None else []
+        assert_same([rest, list(one_epoch(resumed))], wanted)
+        assert resumed.error_count == loader.error_count
+        for each in (loader._iterator, iterator, resumed._iterator):
+            end(each)
+
+    goes_on()
+    assert paths["native"] > paths.total() / 4
 
 
 # --- callers ------------------------------------------------------------------------------------
@@ -277,8 +317,9 @@ deeds = st.lists(
 )
 
 
-@few_or_many
-@given(deeds, st.integers(1, 5), st.booleans(), st.sampled_from([0, 0, 0, 0, 1]))
+@pytest.mark.timeout(SECONDS)
+@settings(suppress_health_check=list(HealthCheck))
+@given(deeds, st.integers(1, 5), st.booleans(), st.sampled_from([0] * 9 + [1]))
 def test_random_callers_are_served_as_by_torch(
     mixed_pictures: Path,
     deeds: list[Callable[[Caller], Any]],
