@@ -41,13 +41,23 @@ class Resume:
 
 
 def save(loader: "DataLoader[Any]") -> dict[str, Any]:
-    """The state of `loader` as plain data."""
+    """The state of `loader` as plain data.
+
+    Raises:
+        Error: what was yielded is no beginning of the epoch.
+    """
     if loader._resume is not None:  # loaded, and nothing iterated since
         return loader._resume.state
     progress = loader._progress
     if progress is None:
         epoch, seed, point, finished = loader._epoch, loader.seed, None, False
     else:
+        if progress.any_order and progress.batches and not progress.finished:
+            raise Error(
+                "state_dict: with in_order=False torch's workers give batches in any order, so "
+                "that going on after as many would lose and repeat samples. Use in_order=True, or "
+                "save between epochs"
+            )
         epoch, seed, point = progress.epoch, progress.seed, progress.point()
         finished = progress.finished
     return {
@@ -101,7 +111,7 @@ def load(loader: "DataLoader[Any]", state: dict[str, Any]) -> Resume:
         raise Error(
             "load_state_dict: the saved run used torch's worker processes, which kept the state "
             "of their random generators to themselves, so that augmentation would go on otherwise. "
-            'Save with resumable=True, or use rng="counter"'
+            'Save with resumable=True and in_order=True, or use rng="counter"'
         )
     if counter and own_place:  # nothing that the loader draws matters
         generators = None

@@ -295,6 +295,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Returns:
             Plain data for :meth:`load_state_dict`: what JSON can hold (if the sampler's own is).
+
+        Raises:
+            Error: in mid-epoch, if several of torch's own workers give batches in any order
+                (in_order=False).
         """
         return checkpoint.save(self)
 

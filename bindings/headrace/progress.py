@@ -31,6 +31,7 @@ class Progress:
         finished: whether the epoch is over.
         workers: by worker, its generators after its last batch that counts; None for one that is
             fresh. None instead of the list: not known.
+        any_order: batches come in any order, so that those that count are not the first ones.
 
     Args:
         loader: the loader.
@@ -45,6 +46,7 @@ class Progress:
         self.seed = seed
         self.batches = 0
         self.finished = False
+        self.any_order = False
         self.workers: list[State | RandomStream | None] | None = [None] * loader.num_workers
         self._num_workers = loader.num_workers
         self._rules: SampleRules = loader.sample_rules
@@ -193,7 +195,7 @@ class Progress:
     def count(self, worker_state: State | RandomStream | None = None) -> None:
         """The turn of the oldest batch that was pulled is over, and so stand its generators."""
         if self.workers and not self._rules.counter:
-            if worker_state is None:
+            if worker_state is None or self.any_order:
                 self.workers = None
             else:
                 self.workers[self.batches % self._num_workers] = worker_state

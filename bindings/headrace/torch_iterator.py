@@ -39,6 +39,7 @@ class _Accounted:
 
     def __init__(self, loader: "DataLoader[Any]", progress: Progress) -> None:
         self._progress = progress
+        progress.any_order = loader.num_workers > 1 and not loader.in_order
         self._tracked = loader.is_map_style
         self._log = loader._errors
         self._output = loader.output
@@ -55,6 +56,7 @@ class _Accounted:
             # Its workers go on; where, is known only if every batch that they got has come back.
             last = self._progress
             progress.workers = last.workers if last.finished else None
+        progress.any_order = self._progress.any_order
         self._progress = progress
         if self._tracked:
             self._index_sampler.progress = progress

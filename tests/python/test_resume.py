@@ -267,6 +267,27 @@ def test_what_would_go_on_wrongly_is_refused(folder: Path, message: str) -> None
         go_on(loader, state)
 
 
+def test_batches_in_any_order_are_saved_between_epochs_only(folder: Path) -> None:
+    """On the native path they keep the sampler's order, and any cut point is exact."""
+    torch.manual_seed(5)
+    state, rest = run_on(make(folder, in_order=False, num_workers=2), 2)
+    assert_same(go_on(make(folder, in_order=False, num_workers=2), state), rest)
+
+    for persistent in (False, True):
+        options = {"in_order": False, "num_workers": 2, "persistent_workers": persistent}
+        loader = make(folder, "torch", **options)
+        for _ in loader:
+            with pytest.raises(headrace.Error, match="in_order=True"):
+                loader.state_dict()
+        resumed, state = make(folder, "torch", **options), loader.state_dict()
+        if persistent:  # where their workers stand cannot be told either
+            with pytest.raises(headrace.Error, match="in_order=True"):
+                resumed.load_state_dict(state)
+        else:
+            resumed.load_state_dict(state)
+            assert sum(len(labels) for _, labels in resumed) == len(loader.dataset)  # type: ignore[arg-type]
+
+
 def test_another_epoch_in_the_middle_of_one_is_refused(folder: Path) -> None:
     loader = make(folder)
     loader.set_epoch(3)
