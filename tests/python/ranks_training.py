@@ -2,9 +2,11 @@
 
 ranks_training.py sharded FOLDER OUTPUT [--resume STATE] [--kill RANK STEP]
 ranks_training.py distributed FOLDER OUTPUT
+ranks_training.py accelerate FOLDER OUTPUT
 
 Each rank appends a line of JSON per batch to OUTPUT/rank N.jsonl. "sharded" steps one loader with
 each remainder side by side, and rank 0 saves their states to OUTPUT/state.json after each step.
+The other two train a model on torch's loader, then on headrace's.
 """
 
 import argparse
@@ -30,6 +32,7 @@ REMAINDERS = ("drop", "wrap", "pad")
 BATCH_SIZE = 2
 EPOCH = 2
 TIMEOUT_S = 80
+LOADERS: dict[str, Any] = {"torch": TorchLoader, "headrace": headrace.DataLoader}
 
 
 def sharded_loader(
@@ -91,18 +94,74 @@ def sharded(arguments: argparse.Namespace, log: Any, rank: int) -> None:
 
 
 def distributed(arguments: argparse.Namespace, log: Any, rank: int) -> None:
-    """Two epochs of torch's loader, then of headrace's, with torch's sampler as it is."""
-    for kind, loader_type in (("torch", TorchLoader), ("headrace", headrace.DataLoader)):
+    """DistributedDataParallel, with torch's sampler as it is."""
+    for kind, loader_type in LOADERS.items():
         dataset = ImageFolder(arguments.folder, train())
         sampler = DistributedSampler(dataset)  # finds its rank in the process group
         torch.manual_seed(5 + rank)
         loader = loader_type(dataset, 4, sampler=sampler, num_workers=2)
         if kind == "headrace":
             assert loader.explain().path == "native"
+        model = torch.nn.parallel.DistributedDataParallel(classifier())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for epoch in range(2):
             sampler.set_epoch(epoch)
             for images, labels in loader:
-                write(log, kind=kind, epoch=epoch, ids=labels.tolist(), pixels=hashes(images))
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(images), labels)
+                loss.backward()
+                optimizer.step()
+                write_step(log, kind, epoch, images, labels, loss)
+
+
+def accelerated(arguments: argparse.Namespace, log: Any, rank: int) -> None:
+    """Accelerate's prepare(), which shards the batches of a plain loader over its processes."""
+    from accelerate import Accelerator
+
+    from headrace.accelerate import adapt
+
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == 2 and accelerator.process_index == rank
+    for kind, loader_type in LOADERS.items():
+        torch.manual_seed(5 + rank)
+        dataset = ImageFolder(arguments.folder, train())
+        loader = loader_type(dataset, 4, shuffle=True, num_workers=2)
+        model = classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        if kind == "headrace":
+            adapt(accelerator)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        if kind == "headrace":
+            assert loader.explain().path == "native"
+        for epoch in range(2):
+            for images, labels in loader:
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(images), labels)
+                accelerator.backward(loss)
+                optimizer.step()
+                counted = accelerator.gather_for_metrics(labels)
+                write_step(log, kind, epoch, images, labels, loss, counted=counted.tolist())
+
+
+def classifier() -> torch.nn.Module:
+    generator = torch.get_rng_state()
+    torch.manual_seed(1)  # alike on all ranks, and nothing else moves
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 24 * 24, 64))
+    torch.set_rng_state(generator)
+    return model
+
+
+def write_step(
+    log: Any,
+    kind: str,
+    epoch: int,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    loss: torch.Tensor,
+    **more: Any,
+) -> None:
+    ids, pixels = labels.tolist(), hashes(images)
+    write(log, kind=kind, epoch=epoch, ids=ids, pixels=pixels, loss=loss.item().hex(), **more)
 
 
 def write(log: Any, **line: Any) -> None:
@@ -110,10 +169,13 @@ def write(log: Any, **line: Any) -> None:
     log.flush()
 
 
+MODES = {"sharded": sharded, "distributed": distributed, "accelerate": accelerated}
+
+
 def main() -> None:
     faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)  # none outlives a test that hangs
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=("sharded", "distributed"))
+    parser.add_argument("mode", choices=MODES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--resume", type=Path)
@@ -123,7 +185,7 @@ def main() -> None:
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     rank = torch.distributed.get_rank()
     with open(arguments.output / f"rank {rank}.jsonl", "w") as log:
-        (sharded if arguments.mode == "sharded" else distributed)(arguments, log, rank)
+        MODES[arguments.mode](arguments, log, rank)
     torch.distributed.destroy_process_group()
 
 
