@@ -43,6 +43,8 @@ py::tuple step_tuple(const PlanStep& step) {
       return py::make_tuple("horizontal_flip");
     case PlanStep::Kind::kVerticalFlip:
       return py::make_tuple("vertical_flip");
+    case PlanStep::Kind::kGray:
+      return py::make_tuple("gray");
   }
   return py::tuple();
 }
@@ -128,6 +130,7 @@ void bind_transform(py::module_& module) {
                                   py::tuple(py::cast(field.shape)));
           },
           "(name, dtype, shape) of the field that it makes.")
+      .def_property_readonly("splits", &Transform::splits, "Whether split() has something to give.")
       .def("split", &Transform::split, "The part that makes pixels; `finish` is what is left.")
       .def_property_readonly(
           "finish",
@@ -145,8 +148,9 @@ void bind_transform(py::module_& module) {
           "Returns:\n"
           "    (steps, doubt). The first step is (\"source\", left, top, width, height): the part\n"
           "    of the image that must be decoded. The others are (\"crop\", left, top, width,\n"
-          "    height), (\"resize\", width, height, filter), (\"horizontal_flip\",) or\n"
-          "    (\"vertical_flip\",). A doubt that is not empty asks for torchvision; `random` has\n"
+          "    height), (\"resize\", width, height, filter), (\"horizontal_flip\",),\n"
+          "    (\"vertical_flip\",) or (\"gray\",). A doubt that is not empty asks for "
+          "torchvision; `random` has\n"
           "    not moved then.")
       .def("run", &run, py::arg("width"), py::arg("height"), py::arg("rgb"), py::arg("random"),
            "Plans and transforms given pixels: rgb is uint8 [height, width, 3].\n\n"

@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 
 from headrace import selfcheck
 from headrace.output import Output
-from headrace.recipe import NotNative, check_untouched, crops_tensors, flatten
+from headrace.recipe import NotNative, Pictures, check_untouched, crops_tensors, flatten
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def recognise(collate_fn: Any, auto_collation: bool = True) -> Mixing | None:
 
 
 def output_before(
-    mixing: Mixing | None, auto_collation: bool, transform: Any, output: Output
+    mixing: Mixing | None, auto_collation: bool, transform: Any, pictures: Pictures, output: Output
 ) -> Output:
     """What the engine itself does to the images: `output`, unless that comes after collation.
 
@@ -97,7 +97,7 @@ def output_before(
         NotNative: see :func:`sample_form`.
     """
     if not auto_collation:
-        return sample_form(transform).output
+        return sample_form(transform, pictures).output
     return output if mixing is None else Output()
 
 
@@ -117,24 +117,25 @@ class SampleForm:
     output: Output
 
 
-_forms: dict[tuple[tuple[type, str], ...], SampleForm] = {}
+_forms: dict[Any, SampleForm] = {}
 
 
-def sample_form(transform: Any) -> SampleForm:
-    """Found by a trial, once for each sequence of types and sizes of steps.
+def sample_form(transform: Any, pictures: Pictures) -> SampleForm:
+    """Found by a trial, once for each kind of pictures and sequence of types and sizes of steps.
 
     An image of one pixel has other strides than larger ones have.
 
     Raises:
         NotNative: it is none of those that are known.
     """
-    key = tuple((type(step), repr(getattr(step, "size", None))) for step in flatten(transform))
+    steps = tuple((type(step), repr(getattr(step, "size", None))) for step in flatten(transform))
+    key = pictures, steps
     if key not in _forms:
         if crops_tensors(transform):
             raise NotNative(transform, "crops of tensors may be views, of many forms")
         with selfcheck.undisturbed():
             try:
-                image = transform(Image.new("RGB", (600, 500)))
+                image = transform(Image.new(pictures.mode, pictures.size or (600, 500)))
             except Exception as error:  # torch raises it for each sample
                 raise NotNative(transform, f"it fails on an image: {error!r}") from error
         if not isinstance(image, torch.Tensor) or image.dim() != 3:

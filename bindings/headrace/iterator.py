@@ -41,6 +41,7 @@ from headrace.failure import Failure
 from headrace.output import Output
 from headrace.pinned import PinnedBatches, pinned_bytes
 from headrace.progress import Progress, track
+from headrace.recipe import Pictures
 from headrace.sample_rules import (
     Outcome,
     Request,
@@ -50,7 +51,7 @@ from headrace.sample_rules import (
     nothing_left,
     random_keys,
 )
-from headrace.samples import fetch, leaves, resolve
+from headrace.samples import LEAVES, fetch, leaves, resolve
 from headrace.settings import ProcessSettings
 from headrace.worker_init import BegunByTorch
 
@@ -128,7 +129,7 @@ class NativeIterator(_BaseDataLoaderIter):
     ) -> None:
         transform, pool = Transform(self._recipe), loader._buffer_pool()
         if self._device is not None and self._mixing is None and self._auto_collation:
-            if transform.output[1] != "uint8":
+            if transform.splits:
                 transform = transform.split()  # a quarter of the bytes to copy
             pinned = loader._pinned_pool(self._device.index)
             pool = pinned.pool
@@ -390,8 +391,15 @@ class NativeIterator(_BaseDataLoaderIter):
 
     def _engine_output(self) -> Output:
         """What the engine itself does to the images after the transform."""
-        transform = next(leaves(self._dataset)).transform
-        return collate.output_before(self._mixing, self._auto_collation, transform, self._output)
+        transform, pictures = self._first_leaf()
+        return collate.output_before(
+            self._mixing, self._auto_collation, transform, pictures, self._output
+        )
+
+    def _first_leaf(self) -> tuple[Any, Pictures]:
+        """Its transform and its pictures: those of the others are alike."""
+        leaf = next(leaves(self._dataset))
+        return leaf.transform, LEAVES[type(leaf)].pictures(leaf)
 
     def _deliver(self, batch: Batch) -> Any:
         """What a finished batch turns into: tensors, an opaque result, or an exception to raise."""
@@ -427,7 +435,7 @@ class NativeIterator(_BaseDataLoaderIter):
         fields = [torch.utils.dlpack.from_dlpack(field) for field in batch.dlpack()]
         if not self._auto_collation:
             image, label = fields
-            form = collate.sample_form(next(leaves(self._dataset)).transform)
+            form = collate.sample_form(*self._first_leaf())
             return [image.squeeze_(0).as_subclass(form.type), label.item()]
         if batch.random_before_collate is None:
             return fields

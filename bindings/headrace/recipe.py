@@ -7,6 +7,7 @@ caller takes torch's path.
 import json
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -33,19 +34,31 @@ class NotNative(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """What all pictures of a dataset have in common.
+
+    Attributes:
+        mode: of the PIL images that the transform gets: "RGB" or "L".
+        size: their (width, height), where they have one.
+    """
+
+    mode: str = "RGB"
+    size: tuple[int, int] | None = None
+
+
 Op = dict[str, Any]
 _AS_IT_IS = Output()
+ANY_PICTURES = Pictures()
 
 
-def to_json(
-    transform: Any, output: Output = _AS_IT_IS, image_size: tuple[int, int] | None = None
-) -> str:
+def to_json(transform: Any, output: Output = _AS_IT_IS, pictures: Pictures = ANY_PICTURES) -> str:
     """The pipeline of `transform` for :class:`headrace._core.Transform`.
 
     Args:
         transform: a torchvision transform, v1 or v2, or a Compose of them.
         output: what is done to the images afterwards.
-        image_size: (width, height) of all images, where they have one; then no step need give it.
+        pictures: what it is applied to. Where they have a size, no step need give it.
 
     Returns:
         JSON, as loader/include/headrace/transform.h describes it.
@@ -59,8 +72,11 @@ def to_json(
         "memory_format": _MEMORY_FORMATS[output.memory_format],
         "ops": [_operation(step) for step in flatten(transform)],
     }
-    if image_size is not None:  # a crop that crops nothing tells the core
-        recipe["ops"].insert(0, {"op": "center_crop", "size": list(image_size[::-1])})
+    # What the core is told by steps that change nothing.
+    if pictures.size is not None:
+        recipe["ops"].insert(0, {"op": "center_crop", "size": list(pictures.size[::-1])})
+    if pictures.mode == "L":
+        recipe["ops"].insert(0, {"op": "grayscale", "num_output_channels": 1})
     text = json.dumps(recipe)
     made = getattr(torch, _dtype_made(text, transform))
     wanted = output.dtype_of(made)
@@ -107,8 +123,8 @@ def resize_passes() -> str:
     return "width_first_unless_tall" if height_first((3, 301), (7, 250)) else "width_first"
 
 
-def steps_after_geometry(transform: Any) -> list[Any]:
-    """The steps of a native pipeline that treat values only: the conversion and what follows."""
+def steps_without_geometry(transform: Any) -> list[Any]:
+    """The steps of a native pipeline that treat values only."""
     return [step for step in flatten(transform) if _OPERATIONS[type(step)] not in _GEOMETRY]
 
 
@@ -275,6 +291,14 @@ def _random_vertical_flip(t: Any) -> Op:
     return {"op": "random_vertical_flip", "p": float(t.p)}
 
 
+def _grayscale(t: Any) -> Op:
+    return {"op": "grayscale", "num_output_channels": operator.index(t.num_output_channels)}
+
+
+def _random_grayscale(t: Any) -> Op:
+    return {"op": "random_grayscale", "p": float(t.p)}
+
+
 def _to_dtype(t: Any) -> Op:
     names = {
         torch.uint8: "uint8",
@@ -319,6 +343,11 @@ _OPERATIONS: dict[type, Callable[[Any], Op]] = {
     v2.RandomHorizontalFlip: _random_horizontal_flip,
     v1.RandomVerticalFlip: _random_vertical_flip,
     v2.RandomVerticalFlip: _random_vertical_flip,
+    v1.Grayscale: _grayscale,
+    v2.Grayscale: _grayscale,
+    v1.RandomGrayscale: _random_grayscale,
+    v2.RandomGrayscale: _random_grayscale,
+    v2.RGB: lambda t: {"op": "rgb"},
     v1.ToTensor: lambda t: {"op": "to_tensor"},
     v2.ToTensor: lambda t: {"op": "to_tensor"},
     v1.PILToTensor: lambda t: {"op": "pil_to_tensor"},

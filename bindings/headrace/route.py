@@ -12,12 +12,12 @@ import torchvision
 from PIL import Image, ImageOps
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.data import ConcatDataset, Subset
-from torchvision.datasets import folder
+from torchvision.datasets import folder, mnist
 
 from headrace import collate, image_dataset, selfcheck
 from headrace.formats import check_formats
 from headrace.output import Output
-from headrace.recipe import KNOWN_TRANSFORMS, NotNative, to_json
+from headrace.recipe import KNOWN_TRANSFORMS, NotNative, Pictures, to_json
 from headrace.samples import LEAVES, leaves
 from headrace.settings import ProcessSettings
 
@@ -31,6 +31,7 @@ _AN_IMAGE = torchvision.tv_tensors.Image(torch.zeros(1, 1, 1))
 _PARTS = [
     *((kind, ["__getitem__", "__getitems__"]) for kind in (Subset, ConcatDataset, *LEAVES)),
     (folder, ["pil_loader"]),
+    (mnist, ["_Image_fromarray"]),
     (image_dataset, ["open_as_rgb"]),
     (Image, ["open", "fromarray"]),
     (Image.Image, ["convert", "crop", "paste", "resize", "transpose"]),
@@ -107,22 +108,26 @@ def _native_recipe(loader: "DataLoader[Any]") -> str:
     _check_rules(loader, mixing)
     check_process()
     recipe = ""
-    known: set[int] = set()  # many parts often share one transform
+    known: set[Any] = set()  # many parts often share one transform
     for part in parts:
-        if id(part.transform) in known and LEAVES[type(part)].image_size(part) is None:
+        pictures = LEAVES[type(part)].pictures(part)
+        key = id(part.transform), pictures
+        if key in known:
             continue
-        known.add(id(part.transform))
+        known.add(key)
         output = collate.output_before(
-            mixing, loader._auto_collation, part.transform, loader.output
+            mixing, loader._auto_collation, part.transform, pictures, loader.output
         )
-        recipe_of_part = _recipe_of(part, output)
+        recipe_of_part = _recipe_of(part, output, pictures)
         if recipe not in ("", recipe_of_part):
             raise NotNative(part, "it has another transform than the first of the ConcatDataset")
         recipe = recipe_of_part
     if mixing is not None:
         selfcheck.check_mixing(mixing)
     if not loader._auto_collation:
-        forms = [collate.sample_form(part.transform) for part in parts]
+        forms = [
+            collate.sample_form(part.transform, LEAVES[type(part)].pictures(part)) for part in parts
+        ]
         if forms.count(forms[0]) != len(forms):
             raise NotNative(loader.dataset, "its parts return images of different forms")
     check_formats(loader.dataset, loader.num_workers)
@@ -178,10 +183,9 @@ def _check_dataset(dataset: Any) -> None:
         raise NotNative(dataset, "without a transform the samples are PIL images")
 
 
-def _recipe_of(dataset: Any, output: Output) -> str:
-    size = LEAVES[type(dataset)].image_size(dataset)
-    recipe = to_json(dataset.transform, output, size)
-    selfcheck.check(recipe, dataset.transform, output, size)
+def _recipe_of(dataset: Any, output: Output, pictures: Pictures) -> str:
+    recipe = to_json(dataset.transform, output, pictures)
+    selfcheck.check(recipe, dataset.transform, output, pictures)
     return recipe
 
 

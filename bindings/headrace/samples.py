@@ -11,15 +11,26 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch.utils.data import ConcatDataset, Subset
-from torchvision.datasets import CIFAR10, CIFAR100, DatasetFolder, ImageFolder
+from torchvision.datasets import (
+    CIFAR10,
+    CIFAR100,
+    EMNIST,
+    KMNIST,
+    MNIST,
+    QMNIST,
+    DatasetFolder,
+    FashionMNIST,
+    ImageFolder,
+)
 from torchvision.datasets.folder import default_loader
 
 from headrace import image_folder
 from headrace._core import Samples
 from headrace.hugging_face import HuggingFaceSamples, applies_orientation
 from headrace.image_dataset import ImageDataset
-from headrace.recipe import NotNative
+from headrace.recipe import ANY_PICTURES, NotNative, Pictures
 from headrace.settings import ProcessSettings
 
 
@@ -39,8 +50,8 @@ class Leaf(Protocol):
     def freeze(self, dataset: Any) -> None:
         """Replaces, in a shallow copy, what a later change of the original would show in."""
 
-    def image_size(self, dataset: Any) -> tuple[int, int] | None:
-        """(width, height) where all pictures have one size, whatever it is; else None."""
+    def pictures(self, dataset: Any) -> Pictures:
+        """What its transform gets."""
 
 
 class Folder:
@@ -57,8 +68,8 @@ class Folder:
     def freeze(self, dataset: Any) -> None:
         dataset.samples = _copy_of_table(dataset.samples)
 
-    def image_size(self, dataset: Any) -> tuple[int, int] | None:
-        return None
+    def pictures(self, dataset: Any) -> Pictures:
+        return ANY_PICTURES
 
 
 class Cifar:
@@ -87,12 +98,61 @@ class Cifar:
         dataset.data = dataset.data.copy()
         dataset.targets = _copy_of_table(dataset.targets)
 
-    def image_size(self, dataset: Any) -> tuple[int, int] | None:
+    def pictures(self, dataset: Any) -> Pictures:
         _, height, width, _ = dataset.data.shape
-        return width, height
+        return Pictures("RGB", (width, height))
 
 
-class Pictures:
+class Mnist:
+    """MNIST and its like: `data`, uint8 of shape [samples, height, width], and `targets`."""
+
+    def check(self, dataset: Any) -> None:
+        data = dataset.data
+        if not _is_plain_tensor(data) or data.dtype != torch.uint8 or data.dim() != 3:
+            raise NotNative(dataset, "its data is not the uint8 tensor that torchvision makes")
+        if 0 in data.shape:
+            raise NotNative(dataset, "its data is empty")
+        if not _is_plain_tensor(dataset.targets) or dataset.targets.is_floating_point():
+            raise NotNative(dataset, "its targets are not the integers that torchvision makes")
+        _check_target_transform(dataset)
+
+    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
+        data, labels = dataset.data.numpy(), self._labels(dataset).numpy()
+        _, height, width = data.shape
+        found = []
+        for place in places:
+            pixels, label = data[place], int(labels[place])
+            if pixels.shape != (height, width):
+                raise TypeError("an index must name one picture")
+            found.append(((pixels.tobytes(), width, height), label, place, False))
+        return Samples(found)
+
+    def freeze(self, dataset: Any) -> None:
+        dataset.data = dataset.data.clone()
+        dataset.targets = dataset.targets.clone()
+
+    def pictures(self, dataset: Any) -> Pictures:
+        _, height, width = dataset.data.shape
+        return Pictures("L", (width, height))
+
+    def _labels(self, dataset: Any) -> torch.Tensor:
+        labels: torch.Tensor = dataset.targets
+        return labels
+
+
+class Qmnist(Mnist):
+    """QMNIST: the label is the first of the `targets` of a picture."""
+
+    def check(self, dataset: Any) -> None:
+        super().check(dataset)
+        if not dataset.compat or dataset.targets.dim() != 2:
+            raise NotNative(dataset, "compat=False: its labels are tensors")
+
+    def _labels(self, dataset: Any) -> torch.Tensor:
+        return super()._labels(dataset)[:, 0]
+
+
+class OwnImages:
     """ImageDataset over a sequence or a Hugging Face dataset."""
 
     def check(self, dataset: Any) -> None:
@@ -114,8 +174,8 @@ class Pictures:
         if type(dataset.samples) is not HuggingFaceSamples:  # those cannot change
             dataset.samples = _copy_of_table(dataset.samples)
 
-    def image_size(self, dataset: Any) -> tuple[int, int] | None:
-        return None
+    def pictures(self, dataset: Any) -> Pictures:
+        return ANY_PICTURES
 
 
 LEAVES: dict[type, Leaf] = {
@@ -124,8 +184,17 @@ LEAVES: dict[type, Leaf] = {
     image_folder.ImageFolder: Folder(),
     CIFAR10: Cifar(),
     CIFAR100: Cifar(),
-    ImageDataset: Pictures(),
+    MNIST: Mnist(),
+    FashionMNIST: Mnist(),
+    KMNIST: Mnist(),
+    EMNIST: Mnist(),
+    QMNIST: Qmnist(),
+    ImageDataset: OwnImages(),
 }
+
+
+def _is_plain_tensor(data: Any) -> bool:
+    return type(data) is torch.Tensor and data.is_cpu and data.layout == torch.strided
 
 
 def _check_target_transform(dataset: Any) -> None:

@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 
 from headrace._core import Error, RandomStream, Transform, __version__
 from headrace.output import Output
-from headrace.recipe import NotNative, steps_after_geometry, to_json
+from headrace.recipe import ANY_PICTURES, NotNative, Pictures, steps_without_geometry, to_json
 from headrace.settings import ProcessSettings
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def check(
     recipe: str,
     transform: Callable[[Any], torch.Tensor],
     output: Output,
-    image_size: tuple[int, int] | None = None,
+    pictures: Pictures = ANY_PICTURES,
 ) -> None:
     """Compares the core with the installed packages, in general and for this pipeline.
 
@@ -69,13 +69,13 @@ def check(
         recipe: the pipeline as :func:`headrace.recipe.to_json` gives it.
         transform: the torchvision transform that it stands for.
         output: what is done to the images afterwards.
-        image_size: (width, height) of all images, where they have one.
+        pictures: what it is applied to.
 
     Raises:
         NotNative: something differs; the reason says what.
     """
     random_rules()
-    problem = _compare_pipeline(recipe, transform, output, image_size)
+    problem = _compare_pipeline(recipe, transform, output, pictures)
     if problem is not None:
         raise NotNative("the self-check", problem)
 
@@ -233,6 +233,7 @@ def _typical_pipelines() -> list[Any]:
                 [
                     v1.RandomCrop(40, (3, 5, 7, 2), pad_if_needed=True, fill=(9, 8, 7)),
                     v1.RandomVerticalFlip(),
+                    v1.RandomGrayscale(0.7),
                     v1.PILToTensor(),
                 ]
             ),
@@ -313,41 +314,65 @@ _compared: dict[str, str | None] = {}
 
 
 def _compare_pipeline(
-    recipe: str,
-    transform: Callable[[Any], torch.Tensor],
-    output: Output,
-    image_size: tuple[int, int] | None,
+    recipe: str, transform: Callable[[Any], torch.Tensor], output: Output, pictures: Pictures
 ) -> str | None:
-    """The user's own pipeline on an image, and all 256 values of each channel through its table."""
+    """The user's own pipeline on images, and all 256 values of each channel through its table."""
     if recipe not in _compared:
-        width, height = Transform(recipe).output[2][:0:-1]
-        values = v1.Compose([v1.Resize((16, 16)), *steps_after_geometry(transform)])
         with undisturbed():
             try:
-                _compared[recipe] = _compare_on(
-                    recipe, transform, output, image_size or (width + 9, height + 5)
-                ) or _compare_on(to_json(values, output), values, output, (16, 16))
+                _compared[recipe] = _compare_sizes(
+                    recipe, transform, output, pictures
+                ) or _compare_values(transform, output, pictures.mode)
             except Exception as error:
                 _compared[recipe] = f"{transform!r} fails on an image: {error!r}"
     return _compared[recipe]
 
 
+def _compare_sizes(
+    recipe: str, transform: Callable[[Any], Any], output: Output, pictures: Pictures
+) -> str | None:
+    width, height = Transform(recipe).output[2][:0:-1]
+    sizes = [(width + 9, height + 5), (max(width - 3, 1), max(height - 2, 1))]
+    for size in sizes if pictures.size is None else [pictures.size]:
+        problem = _compare_on(recipe, transform, output, _ramp(pictures.mode, size))
+        if problem is not None:
+            return problem
+    return None
+
+
+def _compare_values(transform: Callable[[Any], Any], output: Output, mode: str) -> str | None:
+    steps = v1.Compose([v1.Resize((16, 16)), *steps_without_geometry(transform)])
+    recipe = to_json(steps, output, Pictures(mode))
+    images = [_ramp(mode, (16, 16)), _ramp("L", (16, 16)).convert(mode)]  # the second for grays
+    for image in images:
+        problem = _compare_on(recipe, steps, output, image)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _ramp(mode: str, size: tuple[int, int]) -> Image.Image:
+    """All values in turn. Each channel starts elsewhere, so that swapped channels would show."""
+    width, height = size
+    values = torch.arange(width * height).view(height, width)
+    if mode == "RGB":
+        values = torch.stack([values, values + 85, values + 170], dim=2)
+    return Image.fromarray((values % 256).to(torch.uint8).numpy())
+
+
 def _compare_on(
-    recipe: str, transform: Callable[[Any], Any], output: Output, size: tuple[int, int]
+    recipe: str, transform: Callable[[Any], Any], output: Output, image: Image.Image
 ) -> str | None:
     rules, _ = _probe()
     native = Transform(recipe)
-    values = torch.arange(size[0] * size[1]).view(size[1], size[0])
-    # Each channel starts elsewhere, so that swapped channels would show.
-    channels = torch.stack([values, values + 85, values + 170], dim=2) % 256
-    image = Image.fromarray(channels.to(torch.uint8).numpy())
+    rgb = image.convert("RGB").tobytes()
     for seed in PROBES["seeds"]:
         _seed(seed)
         stream = RandomStream(seed, **rules)
-        _, doubt = native.plan(*size, stream.copy())
+        _, doubt = native.plan(*image.size, stream.copy())
         if doubt:
             continue
-        if native.run(*size, image.tobytes(), stream) != _bytes(output.row(transform(image))):
+        if native.run(*image.size, rgb, stream) != _bytes(output.row(transform(image))):
             return f"values differ after {transform!r}"
         if not stream.same_position(stream_of(torch.get_rng_state(), rules)):
             return f"the random stream stands elsewhere after {transform!r}"

@@ -45,13 +45,20 @@ std::vector<FieldSpec> fields_of(const Transform& transform) {
   throw Error(ErrorCode::kInvalidArgument, message, {.stage = "engine"});
 }
 
+/// Of a sample of pixels.
+ImageFormat format_of(const Sample& sample) {
+  constexpr std::size_t kRgbChannels = 3;
+  const bool positive = sample.width > 0 && sample.height > 0;
+  const std::size_t pixels =
+      positive ? static_cast<std::size_t>(sample.width) * static_cast<std::size_t>(sample.height)
+               : 0;
+  if (positive && sample.memory.size == pixels) return ImageFormat::kGrayPixels;
+  if (positive && sample.memory.size == pixels * kRgbChannels) return ImageFormat::kRgbPixels;
+  refuse("a sample of pixels whose memory has another size than its shape");
+}
+
 void check(const Sample& sample) {
-  if (sample.width == 0 && sample.height == 0) return;
-  constexpr std::uint64_t kRgbChannels = 3;
-  const bool fits = sample.width > 0 && sample.height > 0 &&
-                    sample.memory.size / kRgbChannels / static_cast<std::uint64_t>(sample.width) ==
-                        static_cast<std::uint64_t>(sample.height);
-  if (!fits) refuse("a sample of pixels whose memory has another size than its shape");
+  if (sample.width != 0 || sample.height != 0) format_of(sample);
 }
 
 ExifOrientation orientation_of(const Sample& sample) {
@@ -278,7 +285,7 @@ void Engine::Impl::fetch(Job& job, std::size_t row, bool urgent) {
   if (!sample.memory) {
     reader->submit(make_ticket(job.id, row), sample, urgent);
   } else if (sample.width > 0) {
-    on_arrival(job, row, ImageInfo{ImageFormat::kRgbPixels, {sample.width, sample.height}}, {});
+    on_arrival(job, row, ImageInfo{format_of(sample), {sample.width, sample.height}}, {});
   } else {
     executor->submit(
         [this, id = job.id, row, file = sample.memory, orientation = orientation_of(sample)](int) {

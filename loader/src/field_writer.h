@@ -14,24 +14,34 @@ namespace headrace {
 template <typename T>
 class FieldWriter {
  public:
-  /// @param field   of shape [3, height, width]; must outlive the writer.
+  /// @param spec    of shape [channels, height, width], with 3 channels or 1.
+  /// @param field   such a field; must outlive the writer.
   /// @param blocks  many pixels at a time; needs vbmi_runs_here().
-  FieldWriter(const ValueTable<T>& values, MemoryFormat format, ImageSize size, bool mirrored,
-              T* field, bool blocks = vbmi_runs_here())
+  FieldWriter(const ValueTable<T>& values, const FieldSpec& spec, bool mirrored, T* field,
+              bool blocks = vbmi_runs_here())
       : values_(values),
-        format_(format),
-        width_(static_cast<std::size_t>(size.width)),
-        plane_(width_ * static_cast<std::size_t>(size.height)),
+        layout_(spec.shape[0] == 1                                  ? Layout::kGray
+                : spec.memory_format == MemoryFormat::kChannelsLast ? Layout::kPixels
+                                                                    : Layout::kPlanes),
+        width_(static_cast<std::size_t>(spec.shape[2])),
+        plane_(width_ * static_cast<std::size_t>(spec.shape[1])),
         mirrored_(mirrored),
-        blocks_(blocks && format == MemoryFormat::kContiguous),
+        blocks_(blocks && layout_ == Layout::kPlanes),
         field_(field) {
     if (blocks_) byte_planes_ = BytePlanes<T>(values);
   }
 
-  /// @param pixels  the row, red, green and blue.
+  /// @param pixels  the row, red, green and blue; of one channel the red counts.
   void write(int y, const std::uint8_t* pixels) const {
     const auto row = static_cast<std::size_t>(y) * width_;
-    if (format_ == MemoryFormat::kChannelsLast) return write_pixels(pixels, field_ + 3 * row);
+    switch (layout_) {
+      case Layout::kGray:
+        return write_gray(pixels, field_ + row);
+      case Layout::kPixels:
+        return write_pixels(pixels, field_ + 3 * row);
+      case Layout::kPlanes:
+        break;
+    }
     T* const red = field_ + row;
     const std::size_t done =
         blocks_ ? write_planes_vbmi(pixels, width_, mirrored_, byte_planes_, red, plane_) : 0;
@@ -39,6 +49,8 @@ class FieldWriter {
   }
 
  private:
+  enum class Layout { kPlanes, kPixels, kGray };
+
   const std::uint8_t* pixel_at(const std::uint8_t* pixels, std::size_t x) const {
     return pixels + 3 * (mirrored_ ? width_ - 1 - x : x);
   }
@@ -56,6 +68,11 @@ class FieldWriter {
     }
   }
 
+  void write_gray(const std::uint8_t* pixels, T* out) const {
+    const std::uint8_t* pixel = pixel_at(pixels, 0);
+    for (std::size_t x = 0; x < width_; ++x, pixel += step()) out[x] = values_[0][pixel[0]];
+  }
+
   void write_pixels(const std::uint8_t* pixels, T* out) const {
     const std::uint8_t* pixel = pixel_at(pixels, 0);
     for (std::size_t x = 0; x < width_; ++x, pixel += step(), out += 3) {
@@ -66,7 +83,7 @@ class FieldWriter {
   }
 
   const ValueTable<T>& values_;
-  MemoryFormat format_;
+  Layout layout_;
   std::size_t width_;
   std::size_t plane_;
   bool mirrored_;

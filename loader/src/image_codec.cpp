@@ -51,6 +51,19 @@ void copy_region(std::span<const std::byte> pixels, ImageSize size, const Region
   }
 }
 
+void copy_gray_region(std::span<const std::byte> pixels, ImageSize size, const Region& region,
+                      RgbImage& out) {
+  out.reshape(region.size());
+  std::uint8_t* to = out.pixels.data();
+  for (int y = region.top; y < region.top + region.height; ++y) {
+    const std::byte* row =
+        pixels.data() + static_cast<std::size_t>(y) * static_cast<std::size_t>(size.width);
+    for (int x = region.left; x < region.left + region.width; ++x, to += kRgbChannels) {
+      to[0] = to[1] = to[2] = static_cast<std::uint8_t>(row[x]);
+    }
+  }
+}
+
 }  // namespace
 
 bool Region::inside(ImageSize image) const noexcept {
@@ -109,9 +122,10 @@ void ImageDecoder::decode(std::span<const std::byte> file, const ImageInfo& imag
     case ImageFormat::kPng:
       return impl_->png.decode(file, region, out);
     case ImageFormat::kRgbPixels:
-      break;
+      return copy_region(file, image.size, Region::in(image.size, region), out);
+    case ImageFormat::kGrayPixels:
+      return copy_gray_region(file, image.size, Region::in(image.size, region), out);
   }
-  copy_region(file, image.size, Region::in(image.size, region), out);
 }
 
 }  // namespace headrace

@@ -254,4 +254,19 @@ void flip(const RgbView& source, RgbImage& out) {
   }
 }
 
+void gray(const RgbView& source, RgbImage& out) {
+  constexpr std::uint32_t kRed = 19595;  // of 65536, as ITU-R 601-2 has it
+  constexpr std::uint32_t kGreen = 38470;
+  constexpr std::uint32_t kBlue = 7471;
+  out.reshape(source.size);
+  std::uint8_t* to = out.pixels.data();
+  for (int y = 0; y < source.size.height; ++y) {
+    const std::uint8_t* from = source.row(y);
+    for (int x = 0; x < source.size.width; ++x, from += kChannels, to += kChannels) {
+      const std::uint32_t sum = kRed * from[0] + kGreen * from[1] + kBlue * from[2] + 0x8000;
+      to[0] = to[1] = to[2] = static_cast<std::uint8_t>(sum >> 16);
+    }
+  }
+}
+
 }  // namespace headrace

@@ -1,4 +1,4 @@
-// Pillow's geometry on 8-bit RGB pixels: resize, crop, mirror.
+// What Pillow does to 8-bit RGB pixels: resize, crop, mirror, make gray.
 #pragma once
 
 #include <cstddef>
@@ -74,5 +74,8 @@ void crop(const RgbView& source, const Region& window, const Border& border, Rgb
 
 /// Mirrors left to right.
 void flip(const RgbView& source, RgbImage& out);
+
+/// Each value becomes its pixel's in Image.convert("L"); gray pixels stay what they are.
+void gray(const RgbView& source, RgbImage& out);
 
 }  // namespace headrace

@@ -15,6 +15,8 @@
 namespace headrace {
 namespace {
 
+constexpr std::int64_t kRgbChannels = 3;
+
 [[noreturn]] void refuse(const char* operation, const std::string& why) {
   throw Error(ErrorCode::kInvalidArgument, std::string(operation) + ": " + why,
               {.stage = "transform"});
@@ -53,6 +55,15 @@ class Checker {
   }
   void operator()(const RandomHorizontalFlip&) {}
   void operator()(const RandomVerticalFlip&) {}
+  void operator()(const Grayscale& op) {
+    need_pixels(op.kName);
+    channels_ = op.num_output_channels;
+  }
+  void operator()(const RandomGrayscale& op) { need_pixels(op.kName); }
+  void operator()(const Rgb& op) {
+    need_pixels(op.kName);
+    channels_ = kRgbChannels;
+  }
 
   void operator()(const ToTensor& op) {
     become_tensor(op.kName);
@@ -86,6 +97,9 @@ class Checker {
   void operator()(const Normalize& op) {
     need_tensor(op.kName);
     if (dtype_ != Dtype::kFloat32) refuse(op.kName, "needs float32 values");
+    for (const auto* list : {&op.mean, &op.std}) {
+      if (channels_ == 1 && list->size() != 1) refuse(op.kName, "the image has one channel");
+    }
     for (std::size_t channel = 0; channel < values_.size(); ++channel) {
       const auto of_channel = [channel](const std::vector<double>& list) {
         return static_cast<float>(list.size() == 1 ? list[0] : list[channel]);
@@ -101,7 +115,7 @@ class Checker {
     if (!tensor_) refuse("pipeline", "ends without to_tensor, pil_to_tensor or to_image");
     if (!size_) refuse(size_lost_by_, "the size of the result depends on the image");
     pipeline.output = {
-        "image", dtype_, {3, size_->height, size_->width}, pipeline.recipe.memory_format};
+        "image", dtype_, {channels_, size_->height, size_->width}, pipeline.recipe.memory_format};
     switch (dtype_) {
       case Dtype::kUint8:
         fill(pipeline.values_8, [](float value) { return static_cast<std::uint8_t>(value); });
@@ -119,14 +133,19 @@ class Checker {
 
  private:
   void need_pixels(const char* operation) const {
-    if (tensor_) refuse(operation, "on tensors torchvision uses other filters than Pillow");
+    if (tensor_) refuse(operation, "on tensors torchvision computes otherwise than Pillow");
   }
   void need_tensor(const char* operation) const {
     if (!tensor_) refuse(operation, "needs a tensor");
   }
   /// A constant border is a value, which has to come out of the table as those of pixels do.
   void need_border(const char* operation, const Border& border) const {
-    if (!tensor_ || border.mode != Border::Mode::kConstant) return;
+    if (border.mode != Border::Mode::kConstant) return;
+    const auto [red, green, blue] = border.fill;
+    if (channels_ == 1 && (red != green || red != blue)) {
+      refuse(operation, "a fill of three numbers for one channel");
+    }
+    if (!tensor_) return;
     for (std::size_t channel = 0; channel < values_.size(); ++channel) {
       const std::uint8_t fill = border.fill[channel];
       if (values_[channel][fill] != static_cast<float>(fill)) {
@@ -156,6 +175,7 @@ class Checker {
   std::optional<ImageSize> size_;
   const char* size_lost_by_ = "pipeline";
   bool tensor_ = false;
+  std::int64_t channels_ = kRgbChannels;
   Dtype dtype_ = Dtype::kUint8;
   ValueTable<float> values_;
 };
@@ -178,6 +198,12 @@ class Canvas {
       headrace::crop(view_, window, border, spare());
       adopt_spare();
     }
+  }
+
+  void gray() {
+    settle();
+    headrace::gray(view_, spare());
+    adopt_spare();
   }
 
   /// @param window  of the result: what else there is in it need not be made.
@@ -257,6 +283,9 @@ void apply_steps(const std::vector<PlanStep>& steps, Canvas& canvas) {
       case PlanStep::Kind::kVerticalFlip:
         canvas.flip_vertically();
         break;
+      case PlanStep::Kind::kGray:
+        canvas.gray();
+        break;
       case PlanStep::Kind::kCrop:
         canvas.crop(window_of(*step), step->border);
         break;
@@ -312,8 +341,7 @@ bool Transform::run(const RgbImage& image, const Plan& plan, TransformScratch& s
   }
   const bool mirror_later = canvas.mirrored() && impl_->finish.has_value();
   const auto write = [&]<typename T>(const ValueTable<T>& values) {
-    const FieldWriter<T> writer(values, output.memory_format, size,
-                                canvas.mirrored() && !mirror_later,
+    const FieldWriter<T> writer(values, output, canvas.mirrored() && !mirror_later,
                                 reinterpret_cast<T*>(dst.data()));
     canvas.finish([&writer](int y, const std::uint8_t* row) { writer.write(y, row); });
   };

@@ -74,6 +74,17 @@ struct RandomVerticalFlip {
   static constexpr const char* kName = "random_vertical_flip";
   double p = 0.5;
 };
+struct Grayscale {
+  static constexpr const char* kName = "grayscale";
+  int num_output_channels = 1;
+};
+struct RandomGrayscale {
+  static constexpr const char* kName = "random_grayscale";
+  double p = 0.1;
+};
+struct Rgb {
+  static constexpr const char* kName = "rgb";
+};
 struct ToTensor {
   static constexpr const char* kName = "to_tensor";
 };
@@ -94,11 +105,12 @@ struct Normalize {
   std::vector<double> std;
 };
 
-using Operation = std::variant<ResizeExact, ResizeShorterEdge, CenterCrop, RandomResizedCrop, Pad,
-                               RandomCrop, RandomHorizontalFlip, RandomVerticalFlip, ToTensor,
-                               PilToTensor, ToImage, ToDtype, Normalize>;
+using Operation =
+    std::variant<ResizeExact, ResizeShorterEdge, CenterCrop, RandomResizedCrop, Pad, RandomCrop,
+                 RandomHorizontalFlip, RandomVerticalFlip, Grayscale, RandomGrayscale, Rgb,
+                 ToTensor, PilToTensor, ToImage, ToDtype, Normalize>;
 
-/// For each channel, what becomes of each pixel value.
+/// For each channel, what becomes of each pixel value; with one channel only the first counts.
 template <typename T>
 using ValueTable = std::array<std::array<T, 256>, 3>;
 

@@ -221,8 +221,8 @@ Operation parse_random_crop(Options& options) {
   return op;
 }
 
-double take_probability(Options& options) {
-  const double p = options.take_number("p", 0.5);
+double take_probability(Options& options, double fallback) {
+  const double p = options.take_number("p", fallback);
   if (p < 0.0 || p > 1.0) options.fail("p", "must lie between 0 and 1");
   return p;
 }
@@ -235,14 +235,25 @@ Operation parse_normalize(Options& options) {
   return op;
 }
 
+Operation parse_grayscale(Options& options) {
+  const Json channels = options.take_any("num_output_channels");
+  if (channels.is_null()) return Grayscale{};
+  if (channels != 1 && channels != 3) options.fail("num_output_channels", "must be 1 or 3");
+  return Grayscale{channels.get<int>()};
+}
+
 Operation parse_operation(const std::string& name, Options& options) {
   if (name == ResizeExact::kName) return parse_resize(options);
   if (name == CenterCrop::kName) return CenterCrop{options.take_size("size")};
   if (name == RandomResizedCrop::kName) return parse_random_resized_crop(options);
   if (name == Pad::kName) return parse_pad(options);
   if (name == RandomCrop::kName) return parse_random_crop(options);
-  if (name == RandomHorizontalFlip::kName) return RandomHorizontalFlip{take_probability(options)};
-  if (name == RandomVerticalFlip::kName) return RandomVerticalFlip{take_probability(options)};
+  if (name == RandomHorizontalFlip::kName)
+    return RandomHorizontalFlip{take_probability(options, 0.5)};
+  if (name == RandomVerticalFlip::kName) return RandomVerticalFlip{take_probability(options, 0.5)};
+  if (name == Grayscale::kName) return parse_grayscale(options);
+  if (name == RandomGrayscale::kName) return RandomGrayscale{take_probability(options, 0.1)};
+  if (name == Rgb::kName) return Rgb{};
   if (name == ToTensor::kName) return ToTensor{};
   if (name == PilToTensor::kName) return PilToTensor{};
   if (name == ToImage::kName) return ToImage{};
@@ -309,6 +320,11 @@ struct Writer {
   }
   Json operator()(const RandomHorizontalFlip& op) const { return {{"p", op.p}}; }
   Json operator()(const RandomVerticalFlip& op) const { return {{"p", op.p}}; }
+  Json operator()(const Grayscale& op) const {
+    return {{"num_output_channels", op.num_output_channels}};
+  }
+  Json operator()(const RandomGrayscale& op) const { return {{"p", op.p}}; }
+  Json operator()(const Rgb&) const { return Json::object(); }
   Json operator()(const ToTensor&) const { return Json::object(); }
   Json operator()(const PilToTensor&) const { return Json::object(); }
   Json operator()(const ToImage&) const { return Json::object(); }

@@ -95,8 +95,16 @@ class Planner {
     crop({left, top, op.size.width, op.size.height});
   }
 
-  void operator()(const RandomHorizontalFlip& op) { flip(op.p, PlanStep::Kind::kHorizontalFlip); }
-  void operator()(const RandomVerticalFlip& op) { flip(op.p, PlanStep::Kind::kVerticalFlip); }
+  void operator()(const RandomHorizontalFlip& op) {
+    change_by_chance(op.p, PlanStep::Kind::kHorizontalFlip);
+  }
+  void operator()(const RandomVerticalFlip& op) {
+    change_by_chance(op.p, PlanStep::Kind::kVerticalFlip);
+  }
+
+  void operator()(const Grayscale&) { change(PlanStep::Kind::kGray); }
+  void operator()(const RandomGrayscale& op) { change_by_chance(op.p, PlanStep::Kind::kGray); }
+  void operator()(const Rgb&) {}
 
   void operator()(const ToTensor&) {}
   void operator()(const PilToTensor&) {}
@@ -252,9 +260,12 @@ class Planner {
     return {left, top, width, height};
   }
 
-  void flip(double p, PlanStep::Kind kind) {
+  void change_by_chance(double p, PlanStep::Kind kind) {
     // torch compares float32 with float32.
-    if (random_.rand() >= static_cast<float>(p)) return;
+    if (random_.rand() < static_cast<float>(p)) change(kind);
+  }
+
+  void change(PlanStep::Kind kind) {
     plan_.steps.push_back({.kind = kind, .width = size_.width, .height = size_.height});
   }
 

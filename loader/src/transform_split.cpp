@@ -64,7 +64,7 @@ void invert(const ValueTable<T>& table, const FieldSpec& spec, std::span<const s
 }  // namespace
 
 Transform Transform::split() const {
-  if (impl_->output.dtype == Dtype::kUint8) refuse("split: the result is uint8 as it is");
+  if (!splits()) refuse("split: the result is uint8 as it is, or of one channel");
   auto pixels = std::make_shared<Impl>(*impl_);
   pixels->finish =
       PixelFinish{impl_->output, dtype_bytes(impl_->output.dtype) == sizeof(std::uint16_t)
@@ -76,6 +76,11 @@ Transform Transform::split() const {
     std::iota(channel.begin(), channel.end(), std::uint8_t{0});
   }
   return Transform(std::move(pixels));
+}
+
+bool Transform::splits() const noexcept {
+  const FieldSpec& field = impl_->output;
+  return field.dtype != Dtype::kUint8 && field.shape[0] == std::int64_t{kChannels};
 }
 
 const PixelFinish* Transform::finish() const noexcept {

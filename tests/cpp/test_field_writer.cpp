@@ -20,7 +20,8 @@ template <typename T>
 std::vector<T> written(const ValueTable<T>& table, const std::vector<std::uint8_t>& pixels,
                        ImageSize size, MemoryFormat format, bool mirrored, bool blocks) {
   std::vector<T> field(pixels.size());
-  const FieldWriter<T> writer(table, format, size, mirrored, field.data(), blocks);
+  const FieldSpec spec{"image", Dtype::kUint8, {3, size.height, size.width}, format};
+  const FieldWriter<T> writer(table, spec, mirrored, field.data(), blocks);
   for (int y = 0; y < size.height; ++y) writer.write(y, &pixels[std::size_t(3 * y * size.width)]);
   return field;
 }
@@ -51,6 +52,20 @@ TEMPLATE_TEST_CASE("a field's values come from their channel's table", "[field_w
         REQUIRE(last[(y * 5 + x) * 3 + channel] == value);
       }
     }
+  }
+}
+
+TEST_CASE("a field of one channel has the red values", "[field_writer]") {
+  std::mt19937 random(7);
+  const auto table = random_table<std::uint16_t>(random);
+  const auto pixels = noise({40, 1}, random);
+  const bool mirrored = GENERATE(false, true);
+  const auto format = GENERATE(MemoryFormat::kContiguous, MemoryFormat::kChannelsLast);
+  std::vector<std::uint16_t> field(40);
+  const FieldSpec spec{"image", Dtype::kFloat16, {1, 1, 40}, format};
+  FieldWriter<std::uint16_t>(table, spec, mirrored, field.data()).write(0, pixels.data());
+  for (std::size_t x = 0; x < 40; ++x) {
+    REQUIRE(field[x] == table[0][pixels[3 * (mirrored ? 39 - x : x)]]);
   }
 }
 

@@ -79,6 +79,16 @@ TEST_CASE("a region of pixels in memory is copied out", "[image]") {
   CHECK_THROWS_AS(ImageDecoder().decode(pixels, info, Region{3, 0, 2, 1}, image), Error);
 }
 
+TEST_CASE("gray pixels in memory become red, green and blue", "[image]") {
+  std::vector<std::byte> pixels;
+  for (int i = 0; i < 4 * 3; ++i) pixels.push_back(static_cast<std::byte>(i));
+  RgbImage image;
+  const ImageInfo info{ImageFormat::kGrayPixels, {4, 3}};
+  ImageDecoder().decode(pixels, info, Region{.left = 1, .top = 2, .width = 2, .height = 1}, image);
+  CHECK(image.pixels == std::vector<std::uint8_t>{9, 9, 9, 10, 10, 10});
+  CHECK_THROWS_AS(ImageDecoder().decode(pixels, info, Region{3, 0, 2, 1}, image), Error);
+}
+
 TEST_CASE("a region of a PNG file is that part of the whole", "[image]") {
   std::string rows;
   for (char y = 0; y < 3; ++y) {

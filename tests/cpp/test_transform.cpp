@@ -84,15 +84,17 @@ TEST_CASE("transform survives a round trip through JSON", "[transform]") {
       {"op": "pad", "padding": [1, 2, 3, 4], "fill": [9, 8, 7]},
       {"op": "random_crop", "size": [5, 6], "padding": [0, 1, 0, 0], "padding_mode": "symmetric",
        "pad_if_needed": true, "api": "v2"}, {"op": "random_vertical_flip", "p": 0.25},
+      {"op": "random_grayscale", "p": 0.125}, {"op": "grayscale", "num_output_channels": 1},
+      {"op": "rgb"},
       {"op": "center_crop", "size": [4, 3]}, {"op": "pil_to_tensor"},
       {"op": "to_dtype", "dtype": "float32", "scale": true},
       {"op": "normalize", "mean": [0.1, 0.2, 0.3], "std": [0.7]})";
   const std::string json = pipeline(ops).to_json();
   REQUIRE(Transform::from_json(json).to_json() == json);
-  for (const char* part :
-       {"\"max_size\":400", "[0.1,0.7]", "0.28768211603164673", "\"p\":0.3", "[0.1,0.2,0.3]",
-        "\"bicubic\"", "\"size\":[224,192]", "[1,2,3,4]", "[9,8,7]", "\"symmetric\"",
-        "\"pad_if_needed\":true", "\"api\":\"v2\"", "\"p\":0.25"}) {
+  for (const char* part : {"\"max_size\":400", "[0.1,0.7]", "0.28768211603164673", "\"p\":0.3",
+                           "[0.1,0.2,0.3]", "\"bicubic\"", "\"size\":[224,192]", "[1,2,3,4]",
+                           "[9,8,7]", "\"symmetric\"", "\"pad_if_needed\":true", "\"api\":\"v2\"",
+                           "\"p\":0.25", "\"p\":0.125", "\"num_output_channels\":1"}) {
     REQUIRE_THAT(json, contains(part));
   }
 }
@@ -362,6 +364,39 @@ TEST_CASE("run writes planes of plain bytes", "[transform]") {
       pipeline(R"({"op": "center_crop", "size": [1, 3]}, {"op": "pil_to_tensor"})");
   REQUIRE(run<std::uint8_t>(transform, ramp(3, 1)) ==
           std::vector<std::uint8_t>{0, 1, 2, 100, 101, 102, 200, 201, 202});
+}
+
+TEST_CASE("run gives one channel or three, as the last step about them says", "[transform]") {
+  const std::string crop = R"({"op": "center_crop", "size": [1, 2]},)";
+  const std::string gray = R"({"op": "grayscale"},)";
+  const char* tensor = R"({"op": "pil_to_tensor"})";
+  const RgbImage image = ramp(2, 1);  // 0, 100, 200 and 1, 101, 201
+  const Transform one = pipeline(crop + gray + tensor);
+  REQUIRE(one.output().shape == std::vector<std::int64_t>{1, 1, 2});
+  REQUIRE(run<std::uint8_t>(one, image) == std::vector<std::uint8_t>{82, 83});
+  for (const char* three :
+       {R"({"op": "grayscale", "num_output_channels": 3},)",
+        R"({"op": "grayscale"}, {"op": "rgb"},)", R"({"op": "random_grayscale", "p": 1},)"}) {
+    REQUIRE(run<std::uint8_t>(pipeline(crop + three + tensor), image) ==
+            std::vector<std::uint8_t>{82, 83, 82, 83, 82, 83});
+  }
+}
+
+TEST_CASE("transform refuses what one channel cannot be", "[transform]") {
+  const std::string gray = R"({"op": "center_crop", "size": [4, 4]}, {"op": "grayscale"},)";
+  const std::string tensor = R"({"op": "to_tensor"})";
+  REQUIRE_THAT(refusal_of_ops(gray + R"({"op": "pad", "padding": [1, 1, 1, 1],
+                                        "fill": [1, 2, 3]},)" +
+                              tensor),
+               contains("pad: a fill of three numbers"));
+  REQUIRE_THAT(
+      refusal_of_ops(gray + tensor + R"(, {"op": "normalize", "mean": [1, 2, 3], "std": [1]})"),
+      contains("normalize: the image has one channel"));
+  REQUIRE_THAT(refusal_of_ops(gray + tensor + R"(, {"op": "rgb"})"), contains("rgb: on tensors"));
+  REQUIRE_THAT(refusal_of_ops(R"({"op": "grayscale", "num_output_channels": 2})"),
+               contains("grayscale: num_output_channels"));
+  REQUIRE_FALSE(pipeline(gray + tensor).splits());
+  REQUIRE_THROWS_WITH(pipeline(gray + tensor).split(), contains("split: "));
 }
 
 TEST_CASE("run divides, subtracts and divides in float32", "[transform]") {

@@ -34,6 +34,16 @@ TRANSFORM = [
 ]
 
 
+# One channel: nothing of it is left to the device.
+GRAY = [
+    v2.Grayscale(),
+    v2.RandomCrop(17, padding=2, pad_if_needed=True),
+    v2.RandomHorizontalFlip(),
+    v2.ToImage(),
+    v2.ToDtype(torch.float32, scale=True),
+]
+
+
 @pytest.fixture(scope="session")
 def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fake_device.build(tmp_path_factory.mktemp("fake_cuda"))
@@ -72,6 +82,7 @@ def same_batches(library: str, folder: str) -> None:
             {"num_workers": 3, "prefetch_to_device": 4, "dtype": torch.float16},
             {"num_workers": 1, "persistent_workers": True, "memory_format": torch.channels_last},
             {"num_workers": 2, "transform": [*TRANSFORM[:2], v2.PILToTensor()]},
+            {"num_workers": 2, "transform": GRAY},
             {"num_workers": 0},
         ):
             loaders = [make(folder, device=None, **options)]

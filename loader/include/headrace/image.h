@@ -54,7 +54,8 @@ struct Doubt {
 enum class ImageFormat {
   kJpeg,
   kPng,
-  kRgbPixels,  ///< no file at all: uint8 RGB, shape [height, width, 3]
+  kRgbPixels,   ///< no file at all: uint8 RGB, shape [height, width, 3]
+  kGrayPixels,  ///< the same of one channel, shape [height, width]
 };
 
 /// What an EXIF orientation does: nothing in torchvision's image folders, whereas Hugging Face's

@@ -33,8 +33,8 @@ struct Sample {
   std::int64_t label = 0;
   std::int64_t index = 0;  ///< in the dataset; for messages
 
-  /// A whole image file that need not be read; or, with a width, pixels: uint8 RGB of shape
-  /// [height, width, 3].
+  /// A whole image file that need not be read; or, with a width, pixels: uint8, RGB of shape
+  /// [height, width, 3] or gray of shape [height, width], as the size tells.
   MemoryBlock memory = {};
   int width = 0;
   int height = 0;

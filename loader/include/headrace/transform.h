@@ -41,6 +41,7 @@ struct PlanStep {
     kResize,          ///< to width x height with `filter`, as Pillow's Image.resize
     kHorizontalFlip,  ///< mirror left to right
     kVerticalFlip,    ///< mirror top to bottom
+    kGray,            ///< red, green and blue become the luminance of Pillow's mode L
   };
   Kind kind = Kind::kCrop;
   int left = 0;  ///< kCrop: of the result in the image. kResize: of the pixels at hand in it
@@ -103,21 +104,25 @@ struct PixelFinish {
 ///                             namespace whose draws and order of padding it has
 ///     random_horizontal_flip  p=0.5
 ///     random_vertical_flip    p=0.5
+///     grayscale               num_output_channels=1 | 3
+///     random_grayscale        p=0.1
+///     rgb                     three channels of one
 ///     to_tensor               float32: value / 255
 ///     pil_to_tensor           uint8
 ///     to_image                uint8
 ///     to_dtype                dtype: "float32" | "float16" | "bfloat16" | "uint8"; scale=false: as
 ///                             v2.ToDtype
-///     normalize               mean, std: 1 or 3 numbers each, on float32
+///     normalize               mean, std: one number each or one for each channel, on float32
 ///
 /// Beside "ops" may stand "memory_format", how the field lies in memory: "contiguous" (the default)
 /// or "channels_last"; and "resize_passes", the order of a resize's two passes, which shows in the
 /// last bit of pixels: "by_size" (Pillow 13, the default), "width_first_unless_tall" (12.2, 12.3)
 /// or "width_first" (up to 12.1).
 ///
-/// One conversion to a tensor is needed. What resizes must come before it (torchvision's tensor
-/// kernels differ from Pillow's), to_dtype and normalize after it. What only moves pixels may stand
-/// anywhere, but a constant border must have a value there that some pixel has.
+/// One conversion to a tensor is needed. What resizes or makes gray must come before it
+/// (torchvision's tensor kernels differ from Pillow's), to_dtype and normalize after it. What only
+/// moves pixels may stand anywhere, but a constant border must have a value there that some pixel
+/// has.
 class Transform {
  public:
   /// @throws Error{kInvalidArgument}: not JSON, an unknown operation or option, or a pipeline whose
@@ -126,7 +131,8 @@ class Transform {
   /// The same pipeline: from_json(to_json()) gives the same fields to the last bit.
   std::string to_json() const;
 
-  /// The field that it makes: "image", uint8, float32, float16 or bfloat16, [3, height, width].
+  /// The field that it makes: "image", uint8, float32, float16 or bfloat16, [channels, height,
+  /// width] with 3 channels or 1.
   const FieldSpec& output() const noexcept;
 
   /// Makes the draws for one image, in torchvision's order. Cheap; depends on the size alone.
@@ -149,8 +155,11 @@ class Transform {
 
   /// The part that makes pixels: "image", uint8, channels_last; a flip that comes last is left to
   /// finish(). It has the plans of the whole, and its to_json().
-  /// @throws Error{kInvalidArgument}: the output is uint8 already, so that nothing would be saved.
+  /// @throws Error{kInvalidArgument}: splits() is false.
   Transform split() const;
+  /// Whether there is a split transform: not of one channel, nor where the output is uint8 already,
+  /// so that nothing would be saved.
+  bool splits() const noexcept;
   /// What is left to do; null unless this came from split().
   const PixelFinish* finish() const noexcept;
   /// Takes back finish(): the pixels of a field that the whole transform made.
