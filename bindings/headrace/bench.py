@@ -68,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
         CommandError: nothing was measured.
     """
     _check_outputs(arguments)
-    folder = open_folder(arguments.directory, arguments.api, arguments.transform)
+    folder = open_folder(
+        arguments.directory, arguments.api, arguments.transform, arguments.all_files
+    )
     workload = Workload(
         dataset=_evenly(folder, arguments.images),
         images=arguments.images,

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +30,11 @@ def add_folder_arguments(parser: argparse.ArgumentParser) -> None:
         help="train: random crop to 224 and flip; eval: resize to 256, crop 224 (default: train)",
     )
     add(
+        "--all-files",
+        action="store_true",
+        help="files without an image's extension too: what they are is told by their content",
+    )
+    add(
         "--api",
         choices=("v1", "v2"),
         default="v1",
@@ -35,13 +42,14 @@ def add_folder_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_folder(directory: str, api: str, transform: str) -> ImageFolder:
-    """The folder as a dataset.
+def open_folder(directory: str, api: str, transform: str, all_files: bool = False) -> ImageFolder:
+    """The folder as a dataset. Class folders may be without images, as long as not all are.
 
     Args:
         directory: images, one folder for each class.
         api: "v1" or "v2", of torchvision's transforms.
         transform: "train" or "eval".
+        all_files: whatever their extensions.
 
     Raises:
         CommandError: it cannot be opened.
@@ -50,12 +58,39 @@ def open_folder(directory: str, api: str, transform: str) -> ImageFolder:
     if not os.path.isdir(directory):
         problem = "is not a directory" if os.path.exists(directory) else "does not exist"
         raise CommandError(f"{directory} {problem}. Name a directory: {layout}")
+    make = partial(
+        ImageFolder,
+        directory,
+        _TRANSFORMS[api, transform](),
+        is_valid_file=os.path.isfile if all_files else None,
+    )
     try:
-        return ImageFolder(directory, _TRANSFORMS[api, transform]())
+        folder = make(allow_empty=True)
+        return folder if folder.samples else make()  # which says what is wrong
     except OSError as error:  # torchvision also uses FileNotFoundError for folders without images
         raise CommandError(
             f"{directory}: {str(error).rstrip('.')}. Check its permissions and layout: {layout}"
         ) from error
+
+
+def left_out(folder: ImageFolder) -> str:
+    """What of the directory is no sample, in words; "" if there is no such thing."""
+    taken = {path for path, _ in folder.samples}
+    others = Counter(
+        os.path.splitext(name)[1] or "without extension"
+        for place, _, names in os.walk(folder.root, followlinks=True)
+        for name in names
+        if os.path.join(place, name) not in taken
+    )
+    filled = set(folder.targets)
+    empty = [name for name, label in folder.class_to_idx.items() if label not in filled]
+    parts = []
+    if others:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
+        parts.append(f"{others.total()} files that torchvision takes for no images ({kinds})")
+    if empty:
+        parts.append(f"class folders without images ({', '.join(empty)})")
+    return " and ".join(parts)
 
 
 def _train(api: Any, to_tensor: list[Any]) -> Any:

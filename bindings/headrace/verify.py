@@ -16,10 +16,11 @@ import torchvision
 from rich.console import Console
 from rich.progress import Progress
 from torch.utils.data import DistributedSampler, Subset
+from torchvision.datasets import ImageFolder
 
 from headrace.cli import CommandError
 from headrace.device import TorchDevice, normalise
-from headrace.folder_arguments import add_folder_arguments, count, open_folder
+from headrace.folder_arguments import add_folder_arguments, count, left_out, open_folder
 from headrace.loader import DataLoader
 from headrace.main_iterator import MainProcessIterator
 from headrace.route import decide
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--drop-last", action="store_true", help="leave out a last batch that is not full")
     add(
         "--subset",
-        type=_subset,
+        type=_share,
         metavar="FRACTION_OR_N",
         help="only so many samples, drawn by the seed, as a Subset: 0.1 or 500",
     )
@@ -57,17 +58,45 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         CommandError: nothing could be compared.
     """
-    dataset = _dataset(arguments)
-    torch_loader = _loader(torch.utils.data.DataLoader, dataset, arguments)
-    headrace_loader = _loader(
-        DataLoader, dataset, arguments, threads=arguments.threads, device=_device(arguments)
+    folder = open_folder(
+        arguments.directory, arguments.api, arguments.transform, arguments.all_files
     )
+    dataset = _subset(folder, arguments)
+    torch_loader = _loader(torch.utils.data.DataLoader, dataset, arguments)
+    ours = {"threads": arguments.threads, "device": _device(arguments)}
+    headrace_loader = _loader(DataLoader, dataset, arguments, **ours)
     if len(torch_loader) == 0:
         raise CommandError(
             f"{len(dataset)} samples of {arguments.directory} make no batch to compare. "
             "Take more of them, a smaller --batch-size, or no --drop-last"
         )
     console = Console(stderr=True)
+    if others := left_out(folder):
+        remedy = "" if arguments.all_files else "; --all-files takes such files too"
+        console.print(f"left out: {others}{remedy}", markup=False, highlight=False, soft_wrap=True)
+    first, difference = _compare(torch_loader, headrace_loader, arguments, console)
+    if difference is not None or not first.raised or arguments.batch_size == 1:
+        return _show(difference or first.summary(), difference is None)
+    # An exception hides what the other samples of its batch are.
+    alone = argparse.Namespace(
+        **{**vars(arguments), "batch_size": 1, "no_shuffle": True, "world_size": None}
+        | {"rank": None, "epochs": 1, "persistent": False}
+    )
+    samples = Subset(dataset, list(first.raised))
+    second, difference = _compare(
+        _loader(torch.utils.data.DataLoader, samples, alone),
+        _loader(DataLoader, samples, alone, **ours),
+        alone,
+        console,
+    )
+    one_by_one = f"{second.summary()}: the samples of batches with exceptions, one by one"
+    return _show(difference or f"{first.summary()}\n{one_by_one}", difference is None)
+
+
+def _compare(
+    torch_loader: Any, headrace_loader: Any, arguments: argparse.Namespace, console: Console
+) -> tuple["Comparison", str | None]:
+    """The first difference too, None without one."""
     # No refresh from a thread of its own: torch forks its workers meanwhile.
     with (
         torch.random.fork_rng(devices=[]),
@@ -81,17 +110,19 @@ def run(arguments: argparse.Namespace) -> int:
         difference = comparison.run(
             arguments.epochs, lambda: progress.update(task, advance=1, refresh=True)
         )
-    text = comparison.summary() if difference is None else difference
+    return comparison, difference
+
+
+def _show(text: str, identical: bool) -> int:
     print(text.encode(errors="backslashreplace").decode())  # file names may be any bytes
-    return 0 if difference is None else 1
+    return 0 if identical else 1
 
 
 # --- what is compared ---------------------------------------------------------------------------
 
 
-def _dataset(arguments: argparse.Namespace) -> Any:
+def _subset(folder: ImageFolder, arguments: argparse.Namespace) -> Any:
     directory = arguments.directory
-    folder = open_folder(directory, arguments.api, arguments.transform)
     if arguments.subset is None:
         return folder
     size, subset = len(folder), arguments.subset
@@ -206,11 +237,16 @@ def _on_cpu(batch: Any) -> Any:
 
 
 class Comparison:
-    """Both loaders in lockstep, with one batch of each in memory."""
+    """Both loaders in lockstep, with one batch of each in memory.
+
+    Attributes:
+        raised: keys of the samples of batches that raised, each once; the values mean nothing.
+    """
 
     def __init__(self, torch_loader: Any, headrace_loader: Any, state: torch.Tensor) -> None:
         self._torch = Side(torch_loader, state)
         self._headrace = Side(headrace_loader, state)
+        self.raised: dict[int, None] = {}
         self._epochs = self._batches = self._samples = self._exceptions = 0
         # Of each native iterator, at the end of its last epoch.
         self._stats: list[dict[str, Any]] = []
@@ -278,6 +314,7 @@ class Comparison:
             return True, self._report(found, epoch, batch)
         if wanted.error is not None:
             self._exceptions += 1
+            self.raised.update(dict.fromkeys(self._indices(batch)))
         elif wanted.batch is not None:
             self._batches += 1
             self._samples += len(wanted.batch[1])
@@ -436,7 +473,7 @@ def _comparable(error: Exception) -> str:
 # --- argument types -----------------------------------------------------------------------------
 
 
-def _subset(text: str) -> int | float:
+def _share(text: str) -> int | float:
     if text.isdigit():
         return int(text)
     share = float(text)

@@ -130,7 +130,39 @@ def test_the_summary_counts_what_was_compared(run, folder, broken):
     )
     assert run(broken, "--no-shuffle", "--num-workers", 1)[1] == (
         "identical: 2 batches, 2 exceptions, 5 samples, 1 epoch (3 samples decided by Pillow)\n"
+        "identical: 6 batches, 2 exceptions, 6 samples, 1 epoch (2 samples decided by Pillow): "
+        "the samples of batches with exceptions, one by one\n"
     )
+
+
+def test_a_difference_in_a_batch_that_raises_is_found(run, broken, spoil):
+    """Beside an exception nothing of the other samples shows; alone they do."""
+
+    def spoilt(next_data: Callable[[Any], Any]) -> Any:
+        images, labels = next_data()
+        return [images + 1 if len(labels) == 1 else images, labels]
+
+    assert len(ImageFolder(broken)) % 12 == 1
+    spoil(spoilt)
+    code, out, _ = run(
+        broken, "--no-shuffle", "--num-workers", 0, "--batch-size", 12, "--drop-last"
+    )
+    assert code == 1
+    assert "epoch 0, batch 0, row 0 (dataset index 0," in out
+
+
+@pytest.mark.parametrize("options", [(), ("--all-files", "--num-workers", 0)])
+def test_the_strange_corpus_is_identical_and_what_was_left_out_is_said(run, corpus, options):
+    strange = corpus / "weird"
+    files = [path for path in strange.rglob("*") if path.is_file() and path.parent != strange]
+    taken = ImageFolder(strange, allow_empty=True)
+    count = len(files) if options else len(taken)
+    code, out, err = run(strange, "--batch-size", 1, *options)
+    assert code == 0
+    batches, exceptions = map(int, re.findall(r"(\d+) (?:batches|exceptions)", out))
+    assert batches + exceptions == count
+    assert ("left out: 1 files" if options else "left out: 11 files") in err
+    assert ("--all-files takes such files too" in err) == (not options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
