@@ -105,9 +105,27 @@ random_crops = steps(
     antialias=antialias,
 )
 center_crops = steps(lambda version, size=20: version.CenterCrop(size), size=sizes)
-flips = steps(
-    lambda version, p=0.5: version.RandomHorizontalFlip(p),
-    p=st.floats(0, 1) | st.sampled_from([0, 1]),
+chances = st.floats(0, 1) | st.sampled_from([0, 1])
+flips = steps(lambda version, p=0.5: version.RandomHorizontalFlip(p), p=chances) | steps(
+    lambda version, p=0.5: version.RandomVerticalFlip(p), p=chances
+)
+margins = st.integers(-1, 9)
+paddings = margins | st.tuples(margins, margins) | st.tuples(margins, margins, margins, margins)
+fills = st.integers(0, 255) | st.tuples(*3 * [st.integers(0, 255)]) | st.none()
+padding_modes = st.sampled_from(["constant", "edge", "reflect", "symmetric"])
+pads = steps(
+    lambda version, padding=2, **options: version.Pad(padding, **options),
+    padding=paddings,
+    fill=fills,
+    padding_mode=padding_modes,
+)
+padded_crops = steps(
+    lambda version, size=20, **options: version.RandomCrop(size, **options),
+    size=sizes,
+    padding=st.none() | paddings,
+    pad_if_needed=st.booleans(),
+    fill=fills,
+    padding_mode=padding_modes,
 )
 normalizes = steps(
     lambda version, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4): version.Normalize(mean, std),
@@ -119,8 +137,14 @@ dtypes = steps(
     dtype=st.sampled_from([torch.uint8, torch.float16, torch.bfloat16, torch.float64]),
     scale=st.booleans(),
 )
-geometry = st.lists(center_crops | flips | random_crops, max_size=2)
-fixed_sizes = random_crops | center_crops | st.tuples(resizes, center_crops)
+geometry = st.lists(center_crops | flips | random_crops | padded_crops | pads, max_size=2)
+fixed_sizes = st.one_of(
+    random_crops,
+    center_crops,
+    st.tuples(resizes, center_crops),
+    padded_crops,
+    st.tuples(pads | flips | resizes, padded_crops),
+)
 # Resize alone gives a size if it is told one for both edges; otherwise torch's loader is taken.
 any_sizes = often(fixed_sizes, resizes)
 
@@ -404,15 +428,14 @@ class Settings:
         """Collates, and converts as `output` asks."""
 
         def convert(batch: Any) -> Any:
-            images, labels = collate(batch)
+            collated = collate(batch)
+            images, labels = collated
             dtype = self.output.get("dtype", images.dtype)
-            return [
-                images.to(
-                    dtype if images.dtype.is_floating_point else images.dtype,
-                    memory_format=self.output.get("memory_format", torch.contiguous_format),
-                ),
-                labels,
-            ]
+            converted = images.to(
+                dtype if images.dtype.is_floating_point else images.dtype,
+                memory_format=self.output.get("memory_format", torch.contiguous_format),
+            )
+            return type(collated)([converted, labels])
 
         return convert
 

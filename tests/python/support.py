@@ -41,8 +41,12 @@ class Raised:
 
     @classmethod
     def of(cls, error: BaseException) -> "Raised":
-        lines = re.sub(" at 0x[0-9a-f]+", "", str(error)).strip().splitlines() or [""]
+        lines = without_addresses(str(error)).strip().splitlines() or [""]
         return cls(type(error), lines[0], lines[-1])
+
+
+def without_addresses(text: str) -> str:
+    return re.sub(" at 0x[0-9a-f]+", "", text)
 
 
 @dataclass

@@ -46,6 +46,7 @@ from support import (
     one_epoch,
     step,
     train,
+    without_addresses,
 )
 
 SECONDS = 0 if LONG else 600  # for all examples of a test
@@ -162,7 +163,10 @@ def test_random_rules_are_kept_alike_on_both_paths() -> None:
 
         def drive(loader: Any) -> Iterator[Any]:
             yield from epochs(2)(loader)
-            yield [tuple(error) for error in loader.errors()], loader.error_count
+            errors = [
+                each._replace(cause=without_addresses(each.cause)) for each in loader.errors()
+            ]
+            yield [tuple(error) for error in errors], loader.error_count
 
         seen(paths, native())
         found, _ = observe(native, drive, DataLoader)
