@@ -196,7 +196,11 @@ def test_pickled_and_copied_loaders_go_their_own_way(
     def drive(loader: Any) -> Iterator[Any]:
         if iterated:
             end(iter(loader))
-        for copied in (pickle.loads(pickle.dumps(loader)), copy.copy(loader)):
+        for copied in (
+            pickle.loads(pickle.dumps(loader)),
+            copy.copy(loader),
+            copy.deepcopy(loader),
+        ):
             iterator = begin(copied)
             yield step(iterator)
             end(iterator)
@@ -351,3 +355,51 @@ def test_it_can_stand_in_torchs_own_module() -> None:
         loader = torch.utils.data.DataLoader([1, 2], 2)
         assert type(loader) is DataLoader
         assert next(iter(loader)).tolist() == [1, 2]
+
+
+class ForEver:
+    """Repeats a batch sampler, as training scripts do to start their workers once only."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+def subclass_of(base: Any) -> Any:
+    """A loader as they derive it: with arguments, an iterator and a length of its own."""
+
+    class Repeating(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, repeats: int = 1, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self._DataLoader__initialized = False  # so that torch lets it
+            self.batch_sampler = ForEver(self.batch_sampler)
+            self._DataLoader__initialized = True
+            self.repeats = repeats
+            self.endless = super().__iter__()
+
+        def __len__(self) -> int:
+            return self.repeats * len(self.batch_sampler.sampler)
+
+        def __iter__(self) -> Iterator[Any]:
+            return (next(self.endless) for _ in range(len(self)))
+
+    return Repeating
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("native", [True, False])
+def test_it_can_be_derived_from_as_torchs(pictures: Path, native: bool, workers: int) -> None:
+    def build(loader_type: Any) -> Any:
+        dataset: Any = ImageFolder(pictures, train()) if native else Drawn(range(8))
+        return subclass_of(loader_type)(dataset, 3, shuffle=True, num_workers=workers, repeats=2)
+
+    def drive(loader: Any) -> Iterator[Any]:
+        for _ in range(2):
+            yield len(loader)
+            yield from loader
+        end(loader.endless)
+
+    assert_same_behaviour(build, drive, "native" if native else "torch")

@@ -157,11 +157,15 @@ class Counting(IterableDataset[int]):
         return iter(range(self.length))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("told", [5, 7, 9])
-def test_an_iterable_datasets_length_and_its_warning(told: int, drop_last: bool) -> None:
+def test_an_iterable_datasets_length_and_its_warning(
+    told: int, drop_last: bool, workers: int
+) -> None:
     def warnings_of(loader_type: Any) -> list[str]:
-        loader = loader_type(Counting(7, told), batch_size=2, drop_last=drop_last)
+        dataset = Counting(7, told)
+        loader = loader_type(dataset, batch_size=2, drop_last=drop_last, num_workers=workers)
         assert len(loader) == (told // 2 if drop_last else (told + 1) // 2)
         with pytest.warns() as caught:
             import warnings
