@@ -12,6 +12,7 @@ void bind_image(pybind11::module_& module);
 void bind_random(pybind11::module_& module);
 void bind_samples(pybind11::module_& module);
 void bind_transform(pybind11::module_& module);
+void bind_watch(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
 void bind_device(pybind11::module_& module);

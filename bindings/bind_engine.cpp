@@ -97,21 +97,32 @@ class EngineHandle {
     });
   }
 
-  Engine::Event next(std::chrono::milliseconds timeout) {
+  /// What Engine::next() gives, where Python will have it; both null after the timeout.
+  struct Event {
+    std::unique_ptr<Question> question;
+    std::unique_ptr<Batch> batch;
+  };
+
+  Event next(std::chrono::milliseconds timeout) {
     get();  // refuses before anything is given away
-    if (kept_) return *std::exchange(kept_, {});
-    Engine::Event event;
-    use([&](Engine& engine) { event = engine.next(timeout); });
+    if (kept_ != nullptr) return {.question = nullptr, .batch = std::move(kept_)};
+    Event event;
+    use([&](Engine& engine) {
+      Engine::Event next = engine.next(timeout);
+      if (auto* question = std::get_if<Question>(&next)) {
+        event.question = std::make_unique<Question>(std::move(*question));
+      } else if (auto* batch = std::get_if<Batch>(&next)) {
+        event.batch = std::make_unique<Batch>(std::move(*batch));
+      }
+    });
     return event;
   }
 
   /// For an event that cannot be handed on: a batch is what the next call of next() gives. (A
   /// question comes again by itself.)
-  void keep(Engine::Event event) {
-    if (auto* batch = std::get_if<Batch>(&event)) kept_ = std::move(*batch);
-  }
+  void keep(Event event) { kept_ = std::move(event.batch); }
 
-  std::size_t in_flight() const { return get().in_flight() + (kept_ ? 1 : 0); }
+  std::size_t in_flight() const { return get().in_flight() + (kept_ != nullptr ? 1 : 0); }
 
   /// After the end, the last ones.
   EngineStats stats() const { return closed() ? final_stats_ : get().stats(); }
@@ -147,7 +158,7 @@ class EngineHandle {
 
   std::shared_ptr<BufferKeeper> keeper_ = std::make_shared<BufferKeeper>();
   std::unique_ptr<Engine> engine_;
-  std::optional<Batch> kept_;
+  std::unique_ptr<Batch> kept_;
   EngineStats final_stats_;
   std::mutex in_use_;
   pid_t process_;
@@ -166,14 +177,14 @@ py::object next_event(EngineHandle& handle, std::int64_t timeout_ms) {
   constexpr milliseconds kSlice{20};
   milliseconds left{timeout_ms};
   while (true) {
-    Engine::Event event = handle.next(std::min(left, kSlice));
+    EngineHandle::Event event = handle.next(std::min(left, kSlice));
     // Before the event leaves: Python would run the handlers right afterwards, and lose it.
     if (PyErr_CheckSignals() != 0) {
       handle.keep(std::move(event));
       throw py::error_already_set();
     }
-    if (auto* question = std::get_if<Question>(&event)) return py::cast(std::move(*question));
-    if (auto* batch = std::get_if<Batch>(&event)) return py::cast(std::move(*batch));
+    if (event.question != nullptr) return py::cast(std::move(event.question));
+    if (event.batch != nullptr) return py::cast(std::move(event.batch));
     left -= std::min(left, kSlice);
     if (left.count() == 0) return py::none();
   }

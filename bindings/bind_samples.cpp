@@ -62,20 +62,26 @@ std::pair<py::object, py::object> unpacked(const py::object& pair) {
   return {both[0], both[1]};
 }
 
-/// Fetches the pairs into the processor's caches, all at a time. A random batch of a large dataset
-/// is nowhere near them, so that looking at one after the other would mean to wait for memory some
-/// five times for each.
-void prefetch(const py::object& table, const py::list& places) {
+/// The slots of a list or tuple at these places, fetched into the processor's caches all at a time.
+/// A random batch of a large dataset is nowhere near them, so that looking at one after the other
+/// would mean to wait for memory at each. Empty where only Python can look something up.
+std::vector<PyObject* const*> prefetched_slots(const py::object& table, const py::list& places) {
   PyObject* const* items = items_of(table.ptr());
-  if (items == nullptr) return;
+  if (items == nullptr) return {};
   std::vector<PyObject* const*> slots;
   slots.reserve(places.size());
   for (const py::handle place : places) {
     const auto index = plain_index(place.ptr(), static_cast<std::size_t>(Py_SIZE(table.ptr())));
-    if (!index) continue;
+    if (!index) return {};
     slots.push_back(items + *index);
     __builtin_prefetch(slots.back());
   }
+  return slots;
+}
+
+/// The same for the pairs there and what is in them.
+void prefetch_pairs(const std::vector<PyObject* const*>& slots) {
+  constexpr std::size_t kCacheLine = 64;
   for (PyObject* const* slot : slots) {
     __builtin_prefetch(*slot);
     __builtin_prefetch(reinterpret_cast<PyTupleObject*>(*slot)->ob_item + 1);
@@ -84,9 +90,15 @@ void prefetch(const py::object& table, const py::list& places) {
     if (PyTuple_CheckExact(*slot) == 0 || PyTuple_GET_SIZE(*slot) != 2) continue;
     for (PyObject* const part : {PyTuple_GET_ITEM(*slot, 0), PyTuple_GET_ITEM(*slot, 1)}) {
       __builtin_prefetch(part);
-      __builtin_prefetch(reinterpret_cast<const char*>(part) + 64);
+      __builtin_prefetch(reinterpret_cast<const char*>(part) + kCacheLine);
     }
   }
+}
+
+/// Whether nothing in the pair can ever change.
+bool is_constant(const py::object& pair, const py::object& content, const py::object& label) {
+  return PyTuple_CheckExact(pair.ptr()) != 0 && PyLong_CheckExact(label.ptr()) != 0 &&
+         (PyUnicode_CheckExact(content.ptr()) != 0 || PyBytes_CheckExact(content.ptr()) != 0);
 }
 
 std::int64_t to_int64(const py::object& number) {
@@ -130,7 +142,8 @@ Samples::Samples(const py::list& rows) {
   rows_.reserve(rows.size());
   for (const py::handle row : rows) {
     const auto fields = row.cast<std::tuple<py::object, py::object, py::object, bool>>();
-    rows_.push_back({.content = std::get<0>(fields),
+    rows_.push_back({.pair = {},
+                     .content = std::get<0>(fields),
                      .label = std::get<1>(fields),
                      .index = to_index(std::get<2>(fields)),
                      .upright = std::get<3>(fields)});
@@ -139,18 +152,21 @@ Samples::Samples(const py::list& rows) {
 
 Samples Samples::of_pairs(const py::object& table, const py::list& places, const py::object& kinds,
                           bool upright) {
-  prefetch(table, places);
+  prefetch_pairs(prefetched_slots(table, places));
   Samples found;
   found.rows_.reserve(places.size());
   for (std::size_t i = 0; i < places.size(); ++i) {  // not fixed: what runs may change the list
     const py::object place = places[i];
-    auto [content, label] = unpacked(item(table, place.ptr()));
+    py::object pair = item(table, place.ptr());
+    auto [content, label] = unpacked(pair);
     if (PyUnicode_CheckExact(content.ptr()) == 0) {
       const int known = PyObject_IsInstance(content.ptr(), kinds.ptr());
       if (known < 0) throw py::error_already_set();
       if (known == 0) throw py::type_error("a picture of a type that is not known");
     }
-    found.rows_.push_back({.content = std::move(content),
+    if (!is_constant(pair, content, label)) pair = {};
+    found.rows_.push_back({.pair = std::move(pair),
+                           .content = std::move(content),
                            .label = std::move(label),
                            .index = to_index(place),
                            .upright = upright});
@@ -168,6 +184,12 @@ bool Samples::same_as(const Samples& other) const {
     return Py_TYPE(one.label.ptr()) == Py_TYPE(another.label.ptr()) &&
            same_or_equal(one.label, another.label) && same_or_equal(one.content, another.content);
   });
+}
+
+bool Samples::still_in(const py::object& table, const py::list& places) const {
+  const auto slots = prefetched_slots(table, places);
+  return std::ranges::equal(
+      slots, rows_, [](PyObject* const* slot, const Row& row) { return row.pair.ptr() == *slot; });
 }
 
 std::vector<Sample> Samples::converted(const std::optional<std::string>& directory,
@@ -213,5 +235,8 @@ Raises:
              return py::reinterpret_steal<py::object>(PySeqIter_New(self.ptr()));
            })
       .def("same_as", &Samples::same_as, py::arg("other"),
-           "Whether contents and labels are the same or equal. A label's type counts: 1 == True.");
+           "Whether contents and labels are the same or equal. A label's type counts: 1 == True.")
+      .def(
+          "still_in", &Samples::still_in, py::arg("table"), py::arg("places"),
+          "Whether of_pairs() would certainly find the same. Fast, and may be wrong in saying no.");
 }

@@ -84,6 +84,7 @@ PYBIND11_MODULE(_core, module) {
   bind_random(module);
   bind_transform(module);
   bind_samples(module);
+  bind_watch(module);
   bind_engine(module);
   bind_device(module);
   bind_trace(module);

@@ -34,6 +34,10 @@ class Samples {
   /// Whether contents and labels are the same or equal. A label's type counts: 1 == True.
   bool same_as(const Samples& other) const;
 
+  /// Whether of_pairs() would certainly find the same: the table holds the very same pairs, and
+  /// they cannot change.
+  bool still_in(const pybind11::object& table, const pybind11::list& places) const;
+
   /// @param directory  where relative paths begin; none: they are left as they are.
   /// @throws pybind11::error_already_set: TypeError, ValueError or OverflowError for a label or a
   /// content of another type or range. default_collate would treat a bool or a numpy integer as a
@@ -43,6 +47,7 @@ class Samples {
 
  private:
   struct Row {
+    pybind11::object pair;  // in the table; null unless it cannot change
     pybind11::object content;
     pybind11::object label;
     std::int64_t index = 0;

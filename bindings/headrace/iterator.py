@@ -222,7 +222,12 @@ class NativeIterator(_BaseDataLoaderIter):
             )
         self._moving = False
         try:
-            return super().__next__()
+            # torch's own next() makes a profiler record besides, which takes longer than the rest.
+            if self._sampler_iter is None or torch._C._autograd._profiler_enabled():
+                return super().__next__()
+            data: Any = self._next_data()
+            self._num_yielded += 1
+            return data
         except Exception:
             raise
         except BaseException:
@@ -461,6 +466,10 @@ class NativeIterator(_BaseDataLoaderIter):
         if outcome.failure is not None:
             outcome.failure.reraise()
         return nothing_left(outcome.errors) if outcome.empty else outcome.data
+
+    @abstractmethod
+    def _next_data(self) -> Any:
+        """What next() gives."""
 
     @abstractmethod
     def _ahead_on_device(self, loader: "DataLoader[Any]") -> int:

@@ -10,7 +10,7 @@ from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from headrace import collate, selfcheck
-from headrace._core import Question, RandomStream, Samples
+from headrace._core import Question, Samples
 from headrace.failure import Failure
 from headrace.iterator import NativeIterator
 from headrace.progress import Progress
@@ -19,6 +19,7 @@ from headrace.route import decide
 from headrace.sample_rules import NOTHING
 from headrace.samples import resolve
 from headrace.settings import ProcessSettings
+from headrace.watch import Watch
 
 if TYPE_CHECKING:
     from headrace.loader import DataLoader
@@ -42,11 +43,13 @@ class MainProcessIterator(NativeIterator):
         self._queue: deque[tuple[int | None, Any, Samples | Exception | None]] = deque()
         self._exhausted = False
         self._max_ahead = self._lookahead(loader)
-        # Where the last batch left the generator, and for how many batches in a row it still stood
-        # there: planning ahead is wasted on a caller who draws between batches.
-        self._left_at: RandomStream | None = None
+        # The generator's state as it was found; as the last batch left it; and for how many batches
+        # in a row it still was that: planning ahead is wasted on a caller who draws in between.
+        self._state = torch.get_rng_state()
+        self._left: torch.Tensor | None = None
         self._calm = _CALM
         self._native = True
+        self._watch: Watch | None = None  # of the path that was decided last
         self._mixing_key = None if self._mixing is None else self._mixing.key
         self._restart()
 
@@ -106,40 +109,48 @@ class MainProcessIterator(NativeIterator):
     def _follow_generator(self) -> None:
         if not self._random:
             return
-        stream = selfcheck.stream_of(torch.get_rng_state(), self._rules)
-        if self._left_at is not None:
-            self._calm = self._calm + 1 if stream.same_position(self._left_at) else 0
-            self._left_at = None
-        self._engine.rewind(0, stream)
+        self._state = torch.get_rng_state()
+        left, self._left = self._left, None
+        if left is not None:
+            if torch.equal(self._state, left):
+                self._calm += 1
+                return
+            self._calm = 0
+        self._engine.rewind(0, selfcheck.stream_of(self._state, self._rules))
 
     def _follow_dataset(self) -> None:
         """Begins anew when what the batches in flight were begun with has changed."""
-        explanation, recipe = decide(self._loader)
+        batch, indices, samples = self._queue[0]
         settings = ProcessSettings.current()
+        if (
+            self._path_changed()
+            or settings != self._settings
+            or (batch is not None and not self._as_before(samples, indices))
+        ):
+            self._settings = settings
+            self._restart()
+
+    def _path_changed(self) -> bool:
+        if self._watch is not None and self._watch.unchanged():
+            return False
+        watch = Watch(self._loader)
+        explanation, recipe = decide(self._loader)
         mixing, native = None, explanation.native
         if native:
             try:
                 mixing = collate.recognise(self._collate_fn, self._auto_collation)
             except NotNative:  # another collate_fn than the loader has now
                 native = False
+        self._watch = watch if native and self._collate_fn is self._loader.collate_fn else None
         mixing_key = None if mixing is None else mixing.key
-        batch, indices, samples = self._queue[0]
-        if (
-            native != self._native
-            or (recipe and recipe != self._recipe)
-            or settings != self._settings
-            or mixing_key != self._mixing_key
-            or (batch is not None and not self._as_before(samples, indices))
-        ):
-            self._native = native
-            self._mixing, self._mixing_key = mixing, mixing_key
-            self._recipe = recipe or self._recipe
-            self._settings = settings
-            self._restart()
+        before = self._native, self._recipe, self._mixing_key
+        self._native, self._mixing, self._mixing_key = native, mixing, mixing_key
+        self._recipe = recipe or self._recipe
+        return (native, self._recipe, mixing_key) != before
 
     def _as_before(self, samples: Any, indices: Any) -> bool:
-        now = resolve(self._dataset, self._keys(indices))
-        return not isinstance(now, Exception) and samples.same_as(now)
+        now = resolve(self._dataset, self._keys(indices), samples)
+        return not isinstance(now, Exception) and (now is samples or samples.same_as(now))
 
     def _next_data(self) -> Any:
         while True:
@@ -168,10 +179,9 @@ class MainProcessIterator(NativeIterator):
         self._queue.popleft()
         self._progress.count()
         if self._random:
-            state = torch.get_rng_state()
-            batch.random_after.to_torch_state(state.numpy())
-            torch.set_rng_state(state)
-            self._left_at = batch.random_after
+            batch.random_after.to_torch_state(self._state.numpy())
+            torch.set_rng_state(self._state)
+            self._left = self._state
         return data
 
     def _ahead_on_device(self, loader: "DataLoader[Any]") -> int:

@@ -5,6 +5,7 @@ samples; never when they were only prefetched.
 """
 
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from copy import deepcopy
@@ -152,7 +153,7 @@ class Progress:
     def _take(self, keys: Any) -> Any:
         batch, self._next_batch = self._next_batch, self._next_batch + 1
         if type(keys) in (list, tuple, int):  # others may not be read twice
-            self._next_checksum = zlib.crc32(repr(keys).encode(), self._next_checksum)
+            self._next_checksum = zlib.crc32(_bytes_of(keys), self._next_checksum)
         before = self._pulled[-1][0] if self._pulled else self._sampler_state
         last = self._forgets_its_end(keys)
         state = before if last else self._ask_sampler()
@@ -269,6 +270,14 @@ def stateful_sampler(loader: Any) -> Any:
         if hasattr(each, "state_dict") and hasattr(each, "load_state_dict"):
             return each
     return None
+
+
+def _bytes_of(keys: Any) -> Any:
+    """What tells a batch's keys from others."""
+    try:
+        return array("q", [-1, keys] if type(keys) is int else [len(keys), *keys])
+    except (TypeError, OverflowError):  # not all of them are whole numbers
+        return repr(keys).encode()
 
 
 def _plain(state: State | RandomStream | None) -> State | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _AN_IMAGE = torchvision.tv_tensors.Image(torch.zeros(1, 1, 1))
 
 # What the native path stands for, as it was: who replaces a part of it wants the replacement run.
-# Looked at before every batch without workers, so all parts of an owner are fetched in one call.
+# (owner, names, what fetches all of them, what they were.)
 _PARTS = [
     *((kind, ["__getitem__", "__getitems__"]) for kind in (Subset, ConcatDataset, *LEAVES)),
     (folder, ["pil_loader"]),
@@ -40,7 +40,7 @@ _PARTS = [
     *((kind, ["__call__", "forward", "get_params", "transform"]) for kind in KNOWN_TRANSFORMS),
     *((kind, ["__call__", "forward", "make_params", "transform"]) for kind in collate.MIXINGS),
 ]
-_STANDS_FOR = [
+STANDS_FOR = [
     (owner, names, operator.attrgetter(*names), operator.attrgetter(*names)(owner))
     for owner, parts in _PARTS
     # One that every object has makes it a tuple always.
@@ -198,11 +198,16 @@ def _tv_tensors_stay() -> bool:
 
 def check_process() -> None:
     """Raises NotNative where the process is set up otherwise than headrace takes for granted."""
-    for owner, names, fetch, originals in _STANDS_FOR:
+    for owner, names, fetch, originals in STANDS_FOR:
         if (found := fetch(owner)) != originals:
             differ = [pair[0] != pair[1] for pair in zip(found, originals, strict=True)]
             name = names[differ.index(True)]
             raise NotNative(getattr(owner, name), f"it replaces {name} of {owner}")
+    check_settings()
+
+
+def check_settings() -> None:
+    """The part of :func:`check_process` that is not about :data:`STANDS_FOR`."""
     for kind in _WITHOUT_GETITEMS:
         if hasattr(kind, "__getitems__"):
             raise NotNative(kind.__getitems__, f"it is an addition to {kind}")
@@ -216,7 +221,10 @@ def check_process() -> None:
         )
     if torch.get_default_dtype() != torch.float32:
         raise NotNative(f"default dtype {torch.get_default_dtype()}", "ToTensor would follow it")
-    if torch.get_default_device().type != "cpu":
-        raise NotNative(
-            f"default device {torch.get_default_device()}", "random draws would be made there"
-        )
+    # Parts of torch that are not public, but far faster than torch.get_default_device().
+    if torch._C._len_torch_function_stack() or hasattr(
+        torch._GLOBAL_DEVICE_CONTEXT, "device_context"
+    ):
+        device = torch.get_default_device()
+        if device.type != "cpu":
+            raise NotNative(f"default device {device}", "random draws would be made there")

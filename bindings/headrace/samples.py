@@ -40,8 +40,10 @@ class Leaf(Protocol):
     def check(self, dataset: Any) -> None:
         """Raises NotNative where its ``__getitem__`` would run code that is not known."""
 
-    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
+    def look_up(self, dataset: Any, places: list[Any], before: Samples | None) -> Samples:
         """The samples at these places, by the lookups that ``dataset[place]`` would make.
+
+        `before` is what they were, if that is known, and may be given back if they still are.
 
         Raises:
             Exception: whatever those raise; TypeError for content that is not known.
@@ -62,8 +64,8 @@ class Folder:
             raise NotNative(dataset.loader, "the loader is not torchvision's default_loader")
         _check_target_transform(dataset)
 
-    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
-        return Samples.of_pairs(dataset.samples, places, (str, os.PathLike))
+    def look_up(self, dataset: Any, places: list[Any], before: Samples | None) -> Samples:
+        return _of_pairs(dataset.samples, places, (str, os.PathLike), before)
 
     def freeze(self, dataset: Any) -> None:
         dataset.samples = _copy_of_table(dataset.samples)
@@ -83,7 +85,7 @@ class Cifar:
             raise NotNative(dataset, "its data is not RGB")
         _check_target_transform(dataset)
 
-    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
+    def look_up(self, dataset: Any, places: list[Any], before: Samples | None) -> Samples:
         data, targets = dataset.data, dataset.targets
         _, height, width, _ = data.shape
         found = []
@@ -116,7 +118,7 @@ class Mnist:
             raise NotNative(dataset, "its targets are not the integers that torchvision makes")
         _check_target_transform(dataset)
 
-    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
+    def look_up(self, dataset: Any, places: list[Any], before: Samples | None) -> Samples:
         data, labels = dataset.data.numpy(), self._labels(dataset).numpy()
         _, height, width = data.shape
         found = []
@@ -162,13 +164,13 @@ class OwnImages:
             if problem is not None:
                 raise NotNative(samples.dataset, problem)
 
-    def look_up(self, dataset: Any, places: list[Any]) -> Samples:
+    def look_up(self, dataset: Any, places: list[Any], before: Samples | None) -> Samples:
         samples = dataset.samples
         if type(samples) is HuggingFaceSamples:
             upright = applies_orientation()
             pairs = zip(samples.look_up(places), places, strict=True)
             return Samples([(*pair, place, upright) for pair, place in pairs])
-        return Samples.of_pairs(samples, places, (str, bytes, os.PathLike))
+        return _of_pairs(samples, places, (str, bytes, os.PathLike), before)
 
     def freeze(self, dataset: Any) -> None:
         if type(dataset.samples) is not HuggingFaceSamples:  # those cannot change
@@ -195,6 +197,12 @@ LEAVES: dict[type, Leaf] = {
 
 def _is_plain_tensor(data: Any) -> bool:
     return type(data) is torch.Tensor and data.is_cpu and data.layout == torch.strided
+
+
+def _of_pairs(table: Any, places: list[Any], kinds: Any, before: Samples | None) -> Samples:
+    if before is not None and before.still_in(table, places):
+        return before
+    return Samples.of_pairs(table, places, kinds)
 
 
 def _check_target_transform(dataset: Any) -> None:
@@ -234,8 +242,10 @@ def _descend(dataset: Any, place: Any) -> tuple[Any, Any]:
             return dataset, place
 
 
-def resolve(dataset: Any, indices: Any) -> Samples | Exception:
+def resolve(dataset: Any, indices: Any, before: Samples | None = None) -> Samples | Exception:
     """The sample of each index, by the lookups that dataset[index] would make.
+
+    `before` is what they were. If they certainly still are, it may be what is returned.
 
     Returns an exception where those fail: the batch is then torch's own business.
     """
@@ -248,7 +258,7 @@ def resolve(dataset: Any, indices: Any) -> Samples | Exception:
             places = [table[place] for place in places]
             dataset = dataset.dataset
         if type(dataset) in LEAVES:
-            return _some(LEAVES[type(dataset)].look_up(dataset, places))
+            return _some(LEAVES[type(dataset)].look_up(dataset, places, before))
         found = [_descend(dataset, place) for place in places]
         samples: list[Any] = [None] * len(found)
         rows_of: dict[int, list[int]] = {}
@@ -256,7 +266,7 @@ def resolve(dataset: Any, indices: Any) -> Samples | Exception:
             rows_of.setdefault(id(leaf), []).append(row)
         for rows in rows_of.values():
             leaf = found[rows[0]][0]
-            looked_up = LEAVES[type(leaf)].look_up(leaf, [found[row][1] for row in rows])
+            looked_up = LEAVES[type(leaf)].look_up(leaf, [found[row][1] for row in rows], None)
             for row, sample in zip(rows, looked_up, strict=True):
                 samples[row] = sample
         return _some(Samples(samples))
