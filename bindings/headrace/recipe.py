@@ -299,16 +299,28 @@ def _random_grayscale(t: Any) -> Op:
     return {"op": "random_grayscale", "p": float(t.p)}
 
 
-def _to_dtype(t: Any) -> Op:
-    names = {
-        torch.uint8: "uint8",
-        torch.float16: "float16",
-        torch.bfloat16: "bfloat16",
-        torch.float32: "float32",
-    }
-    if type(t.dtype) is not torch.dtype or t.dtype not in names:
+_DTYPE_NAMES = {
+    torch.uint8: "uint8",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+}
+
+
+def _dtype_name(t: Any) -> str:
+    if type(t.dtype) is not torch.dtype or t.dtype not in _DTYPE_NAMES:
         raise NotNative(t, f"dtype {t.dtype} has no native form")
-    return {"op": "to_dtype", "dtype": names[t.dtype], "scale": bool(t.scale)}
+    return _DTYPE_NAMES[t.dtype]
+
+
+def _to_dtype(t: Any) -> Op:
+    return {"op": "to_dtype", "dtype": _dtype_name(t), "scale": bool(t.scale)}
+
+
+def _convert_image_dtype(t: Any) -> Op:
+    if type(t) is v2.ConvertImageDtype:
+        return {"op": "to_dtype", "dtype": _dtype_name(t), "scale": True}
+    return {"op": "convert_image_dtype", "dtype": _dtype_name(t)}
 
 
 def _normalize(t: Any) -> Op:
@@ -354,6 +366,8 @@ _OPERATIONS: dict[type, Callable[[Any], Op]] = {
     v2.PILToTensor: lambda t: {"op": "pil_to_tensor"},
     v2.ToImage: lambda t: {"op": "to_image"},
     v2.ToDtype: _to_dtype,
+    v1.ConvertImageDtype: _convert_image_dtype,
+    v2.ConvertImageDtype: _convert_image_dtype,
     v1.Normalize: _normalize,
     v2.Normalize: _normalize,
 }

@@ -94,6 +94,15 @@ class Checker {
     });
   }
 
+  void operator()(const ConvertImageDtype& op) {
+    need_tensor(op.kName);
+    if (dtype_ != Dtype::kUint8) return (*this)(ToDtype{op.dtype, /*scale=*/true});
+    if (op.dtype != Dtype::kUint8) {
+      each_value([](float value) { return value / 255.0f; });
+    }
+    dtype_ = op.dtype;
+  }
+
   void operator()(const Normalize& op) {
     need_tensor(op.kName);
     if (dtype_ != Dtype::kFloat32) refuse(op.kName, "needs float32 values");

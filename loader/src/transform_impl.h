@@ -99,6 +99,10 @@ struct ToDtype {
   Dtype dtype = Dtype::kFloat32;
   bool scale = false;
 };
+struct ConvertImageDtype {
+  static constexpr const char* kName = "convert_image_dtype";
+  Dtype dtype = Dtype::kFloat32;
+};
 struct Normalize {
   static constexpr const char* kName = "normalize";
   std::vector<double> mean;
@@ -108,7 +112,7 @@ struct Normalize {
 using Operation =
     std::variant<ResizeExact, ResizeShorterEdge, CenterCrop, RandomResizedCrop, Pad, RandomCrop,
                  RandomHorizontalFlip, RandomVerticalFlip, Grayscale, RandomGrayscale, Rgb,
-                 ToTensor, PilToTensor, ToImage, ToDtype, Normalize>;
+                 ToTensor, PilToTensor, ToImage, ToDtype, ConvertImageDtype, Normalize>;
 
 /// For each channel, what becomes of each pixel value; with one channel only the first counts.
 template <typename T>

@@ -261,6 +261,9 @@ Operation parse_operation(const std::string& name, Options& options) {
     const Dtype dtype = options.take_name("dtype", kDtypes, "");
     return ToDtype{dtype, options.take_bool("scale", false)};
   }
+  if (name == ConvertImageDtype::kName) {
+    return ConvertImageDtype{options.take_name("dtype", kDtypes, "")};
+  }
   if (name == Normalize::kName) return parse_normalize(options);
   refuse(name, "unknown operation");
 }
@@ -330,6 +333,9 @@ struct Writer {
   Json operator()(const ToImage&) const { return Json::object(); }
   Json operator()(const ToDtype& op) const {
     return {{"dtype", name_in(kDtypes, op.dtype)}, {"scale", op.scale}};
+  }
+  Json operator()(const ConvertImageDtype& op) const {
+    return {{"dtype", name_in(kDtypes, op.dtype)}};
   }
   Json operator()(const Normalize& op) const { return {{"mean", op.mean}, {"std", op.std}}; }
 };

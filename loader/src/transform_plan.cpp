@@ -110,6 +110,7 @@ class Planner {
   void operator()(const PilToTensor&) {}
   void operator()(const ToImage&) {}
   void operator()(const ToDtype&) {}
+  void operator()(const ConvertImageDtype&) {}
   void operator()(const Normalize&) {}
 
   Plan& plan() { return plan_; }

@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
 from headrace._core import Error, RandomStream, Transform
-from headrace.recipe import resize_passes, to_json
+from headrace.recipe import Pictures, resize_passes, to_json
 
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -62,7 +62,8 @@ def run(transform: Transform, image: Image.Image, stream: RandomStream) -> torch
 def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
-    assert found.numpy().tobytes() == expected.contiguous().numpy().tobytes()
+    found, expected = (one.contiguous().view(torch.uint8) for one in (found, expected))
+    assert torch.equal(found, expected)
 
 
 # --- plans -------------------------------------------------------------------------------------
@@ -472,6 +473,23 @@ VALUE_OPS: dict[str, tuple[list[Callable[..., Any]], list[dict[str, Any]]]] = {
         ],
     ),
     "normalized": ([v1.ToTensor(), v1.Normalize(MEAN, STD)], [{"op": "to_tensor"}, NORMALIZE]),
+    "v1 converted": (
+        [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32), v1.Normalize(MEAN, STD)],
+        [],
+    ),
+    "v1 converted to 16 bits": (
+        [v1.PILToTensor(), v1.ConvertImageDtype(torch.float16)],
+        [],
+    ),
+    "v1 converted to bfloat16": (
+        [v1.PILToTensor(), v1.ConvertImageDtype(torch.float), v1.ConvertImageDtype(torch.bfloat16)],
+        [],
+    ),
+    "v1 converted and back": (
+        [v1.ToTensor(), v1.ConvertImageDtype(torch.uint8), v1.ConvertImageDtype(torch.uint8)],
+        [],
+    ),
+    "v2 converted": ([v2.PILToTensor(), v2.ConvertImageDtype(torch.float32)], []),
 }
 
 
@@ -481,7 +499,11 @@ def test_each_of_the_256_values_comes_out_as_in_torchvision(name: str) -> None:
     operations, ops = VALUE_OPS[name]
     values = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, 2)
     image = Image.fromarray(values)
-    ours = native({"op": "center_crop", "size": [16, 16]}, *ops)
+    ours = (
+        native({"op": "center_crop", "size": [16, 16]}, *ops)
+        if ops
+        else Transform(to_json(v2.Compose(operations), pictures=Pictures(size=(16, 16))))
+    )
     expected = v2.Compose(operations)(image).as_subclass(torch.Tensor)
     assert_same_bits(run(ours, image, RandomStream(0)), expected)
 

@@ -112,6 +112,8 @@ struct PixelFinish {
 ///     to_image                uint8
 ///     to_dtype                dtype: "float32" | "float16" | "bfloat16" | "uint8"; scale=false: as
 ///                             v2.ToDtype
+///     convert_image_dtype     dtype: as v1.ConvertImageDtype, which divides by 255; v2.ToDtype
+///                             multiplies by 1 / 255
 ///     normalize               mean, std: one number each or one for each channel, on float32
 ///
 /// Beside "ops" may stand "memory_format", how the field lies in memory: "contiguous" (the default)
