@@ -41,6 +41,7 @@ using headrace::PinnedBuffer;
 using headrace::Question;
 using headrace::RandomRules;
 using headrace::RandomStream;
+using headrace::Sample;
 using headrace::SampleKey;
 using headrace::Samples;
 using headrace::Transform;
@@ -337,20 +338,31 @@ void bind_engine(py::module_& module) {
            py::arg("collate_draws") = false, py::arg("reader") = "auto")
       .def(
           "submit",
-          [](EngineHandle& self, std::size_t stream, const Samples& samples,
-             const py::object& directory, const std::vector<SampleKey>& random_keys) {
+          [](EngineHandle& self, std::size_t stream, Samples& samples, const py::object& directory,
+             const std::vector<SampleKey>& random_keys) {
             if (!random_keys.empty() && random_keys.size() != samples.size()) {
               throw py::value_error("as many keys as samples are needed");
             }
             self.keeper().release_dropped();
             std::optional<std::string> where;
             if (!directory.is_none()) where = from_python_path(directory);
-            auto converted = samples.converted(where, self.keeper());
-            for (std::size_t i = 0; i < random_keys.size(); ++i) {
-              converted[i].random_key = random_keys[i];
-            }
             std::uint64_t id = 0;
-            self.use([&](Engine& engine) { id = engine.submit(stream, std::move(converted)); });
+            const auto begin = [&](Engine& engine, std::vector<Sample> converted) {
+              for (std::size_t i = 0; i < random_keys.size(); ++i) {
+                converted[i].random_key = random_keys[i];
+              }
+              id = engine.submit(stream, std::move(converted));
+            };
+            bool plain = false;
+            self.use([&](Engine& engine) {
+              auto converted = samples.convert_plain(where);
+              plain = converted.has_value();
+              if (plain) begin(engine, *std::move(converted));
+            });
+            if (!plain) {
+              auto converted = samples.convert(where, self.keeper());
+              self.use([&](Engine& engine) { begin(engine, std::move(converted)); });
+            }
             return id;
           },
           py::arg("stream"), py::arg("samples"), py::arg("directory") = py::none(),

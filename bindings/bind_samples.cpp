@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -19,7 +20,9 @@ py::object stolen(PyObject* object) {
 
 py::object borrowed(PyObject* object) { return py::reinterpret_borrow<py::object>(object); }
 
-bool same_or_equal(const py::object& one, const py::object& other) {
+/// Equal, and of one type.
+bool same(const py::object& one, const py::object& other) {
+  if (Py_TYPE(one.ptr()) != Py_TYPE(other.ptr())) return false;
   const int equal = PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ);
   if (equal < 0) throw py::error_already_set();
   return equal != 0;
@@ -50,16 +53,11 @@ py::object item(const py::object& table, PyObject* place) {
   return stolen(PyObject_GetItem(table.ptr(), place));
 }
 
-/// first, second = pair
-std::pair<py::object, py::object> unpacked(const py::object& pair) {
-  PyObject* const* items = items_of(pair.ptr());
-  if (items != nullptr && Py_SIZE(pair.ptr()) == 2) {
-    return {borrowed(items[0]), borrowed(items[1])};
-  }
-  const auto both =
-      py::reinterpret_steal<py::tuple>(stolen(PySequence_Tuple(pair.ptr())).release());
-  if (both.size() != 2) throw py::value_error("a sample must be a pair");
-  return {both[0], both[1]};
+/// As a tuple, which cannot change.
+py::object as_tuple(py::object pair) {
+  if (PyTuple_CheckExact(pair.ptr()) == 0) pair = stolen(PySequence_Tuple(pair.ptr()));
+  if (PyTuple_GET_SIZE(pair.ptr()) != 2) throw py::value_error("a sample must be a pair");
+  return pair;
 }
 
 /// The slots of a list or tuple at these places, fetched into the processor's caches all at a time.
@@ -79,26 +77,17 @@ std::vector<PyObject* const*> prefetched_slots(const py::object& table, const py
   return slots;
 }
 
-/// The same for the pairs there and what is in them.
-void prefetch_pairs(const std::vector<PyObject* const*>& slots) {
-  constexpr std::size_t kCacheLine = 64;
-  for (PyObject* const* slot : slots) {
-    __builtin_prefetch(*slot);
-    __builtin_prefetch(reinterpret_cast<PyTupleObject*>(*slot)->ob_item + 1);
-  }
-  for (PyObject* const* slot : slots) {
-    if (PyTuple_CheckExact(*slot) == 0 || PyTuple_GET_SIZE(*slot) != 2) continue;
-    for (PyObject* const part : {PyTuple_GET_ITEM(*slot, 0), PyTuple_GET_ITEM(*slot, 1)}) {
-      __builtin_prefetch(part);
-      __builtin_prefetch(reinterpret_cast<const char*>(part) + kCacheLine);
-    }
-  }
-}
+constexpr std::size_t kCacheLine = 64;
 
-/// Whether nothing in the pair can ever change.
-bool is_constant(const py::object& pair, const py::object& content, const py::object& label) {
-  return PyTuple_CheckExact(pair.ptr()) != 0 && PyLong_CheckExact(label.ptr()) != 0 &&
-         (PyUnicode_CheckExact(content.ptr()) != 0 || PyBytes_CheckExact(content.ptr()) != 0);
+/// A path that is the same in every encoding of file names; none for another object.
+std::optional<std::string_view> plain_path(PyObject* content) {
+  if (PyUnicode_CheckExact(content) == 0 || PyUnicode_IS_COMPACT_ASCII(content) == 0) {
+    return std::nullopt;
+  }
+  const std::string_view path(static_cast<const char*>(PyUnicode_DATA(content)),
+                              static_cast<std::size_t>(PyUnicode_GET_LENGTH(content)));
+  if (path.find('\0') != std::string_view::npos) return std::nullopt;
+  return path;
 }
 
 std::int64_t to_int64(const py::object& number) {
@@ -113,9 +102,9 @@ std::int64_t to_index(const py::object& place) {
 }
 
 /// As os.path.join() does it.
-std::string anchored(std::string path, const std::optional<std::string>& directory) {
-  if (!directory || path.starts_with('/')) return path;
-  return *directory + (directory->ends_with('/') ? "" : "/") + path;
+std::string anchored(std::string_view path, const std::optional<std::string>& directory) {
+  if (!directory || path.starts_with('/')) return std::string(path);
+  return (*directory + (directory->ends_with('/') ? "" : "/")).append(path);
 }
 
 /// Where an image is: the path of a file; its bytes, in any object with the buffer protocol; or
@@ -142,61 +131,96 @@ Samples::Samples(const py::list& rows) {
   rows_.reserve(rows.size());
   for (const py::handle row : rows) {
     const auto fields = row.cast<std::tuple<py::object, py::object, py::object, bool>>();
-    rows_.push_back({.pair = {},
-                     .content = std::get<0>(fields),
+    rows_.push_back({.content = std::get<0>(fields),
                      .label = std::get<1>(fields),
                      .index = to_index(std::get<2>(fields)),
                      .upright = std::get<3>(fields)});
   }
 }
 
-Samples Samples::of_pairs(const py::object& table, const py::list& places, const py::object& kinds,
-                          bool upright) {
-  prefetch_pairs(prefetched_slots(table, places));
-  Samples found;
-  found.rows_.reserve(places.size());
+Samples::Samples(const py::object& table, const py::list& places, py::object kinds)
+    : kinds_(std::move(kinds)) {
+  for (PyObject* const* slot : prefetched_slots(table, places)) __builtin_prefetch(*slot);
+  pairs_.reserve(places.size());
+  indices_.reserve(places.size());
   for (std::size_t i = 0; i < places.size(); ++i) {  // not fixed: what runs may change the list
     const py::object place = places[i];
-    py::object pair = item(table, place.ptr());
-    auto [content, label] = unpacked(pair);
-    if (PyUnicode_CheckExact(content.ptr()) == 0) {
-      const int known = PyObject_IsInstance(content.ptr(), kinds.ptr());
-      if (known < 0) throw py::error_already_set();
-      if (known == 0) throw py::type_error("a picture of a type that is not known");
-    }
-    if (!is_constant(pair, content, label)) pair = {};
-    found.rows_.push_back({.pair = std::move(pair),
-                           .content = std::move(content),
-                           .label = std::move(label),
-                           .index = to_index(place),
-                           .upright = upright});
+    pairs_.push_back(as_tuple(item(table, place.ptr())));
+    indices_.push_back(to_index(place));
   }
-  return found;
+}
+
+Samples::Row Samples::at(std::size_t index) const {
+  if (pairs_.empty()) return rows_.at(index);
+  const py::object& pair = pairs_.at(index);
+  return {.content = borrowed(PyTuple_GET_ITEM(pair.ptr(), 0)),
+          .label = borrowed(PyTuple_GET_ITEM(pair.ptr(), 1)),
+          .index = indices_[index],
+          .upright = false};
+}
+
+Samples::Row Samples::known(std::size_t index) const {
+  Row row = at(index);
+  if (!pairs_.empty()) {
+    const int known = PyObject_IsInstance(row.content.ptr(), kinds_.ptr());
+    if (known < 0) throw py::error_already_set();
+    if (known == 0) throw py::type_error("a picture of a type that is not known");
+  }
+  return row;
 }
 
 py::tuple Samples::row(std::size_t index) const {
-  const Row& row = rows_.at(index);
+  const Row row = known(index);
   return py::make_tuple(row.content, row.label, row.index, row.upright);
 }
 
 bool Samples::same_as(const Samples& other) const {
-  return std::ranges::equal(rows_, other.rows_, [](const Row& one, const Row& another) {
-    return Py_TYPE(one.label.ptr()) == Py_TYPE(another.label.ptr()) &&
-           same_or_equal(one.label, another.label) && same_or_equal(one.content, another.content);
-  });
+  if (size() != other.size()) return false;
+  for (std::size_t i = 0; i < size(); ++i) {
+    const Row one = at(i);
+    const Row another = other.at(i);
+    if (!same(one.label, another.label) || !same(one.content, another.content)) return false;
+  }
+  return true;
 }
 
 bool Samples::still_in(const py::object& table, const py::list& places) const {
   const auto slots = prefetched_slots(table, places);
-  return std::ranges::equal(
-      slots, rows_, [](PyObject* const* slot, const Row& row) { return row.pair.ptr() == *slot; });
+  return plain_ && std::ranges::equal(slots, pairs_, [](PyObject* const* slot, const auto& pair) {
+           return pair.ptr() == *slot;
+         });
 }
 
-std::vector<Sample> Samples::converted(const std::optional<std::string>& directory,
-                                       BufferKeeper& keeper) const {
-  std::vector<Sample> samples(rows_.size());
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    const Row& row = rows_[i];
+std::optional<std::vector<Sample>> Samples::convert_plain(
+    const std::optional<std::string>& directory) {
+  for (const auto& pair : pairs_) {
+    for (const Py_ssize_t part : {0, 1}) {
+      const auto* address = reinterpret_cast<const char*>(PyTuple_GET_ITEM(pair.ptr(), part));
+      __builtin_prefetch(address);
+      __builtin_prefetch(address + kCacheLine);
+    }
+  }
+  std::vector<Sample> samples(pairs_.size());
+  for (std::size_t i = 0; i < pairs_.size(); ++i) {
+    const auto path = plain_path(PyTuple_GET_ITEM(pairs_[i].ptr(), 0));
+    PyObject* label = PyTuple_GET_ITEM(pairs_[i].ptr(), 1);
+    if (!path || PyLong_CheckExact(label) == 0) return std::nullopt;
+    int overflow = 0;
+    samples[i].label = PyLong_AsLongLongAndOverflow(label, &overflow);
+    if (overflow != 0) return std::nullopt;
+    samples[i].path = anchored(*path, directory);
+    samples[i].index = indices_[i];
+  }
+  plain_ = !pairs_.empty();
+  if (!plain_) return std::nullopt;
+  return samples;
+}
+
+std::vector<Sample> Samples::convert(const std::optional<std::string>& directory,
+                                     BufferKeeper& keeper) const {
+  std::vector<Sample> samples(size());
+  for (std::size_t i = 0; i < size(); ++i) {
+    const Row row = known(i);
     if (PyLong_CheckExact(row.label.ptr()) == 0) throw py::type_error("a label must be an int");
     samples[i].label = to_int64(row.label);
     samples[i].index = row.index;
@@ -217,16 +241,16 @@ The content is the path of an image file; its bytes, in any object with the buff
 (RGB bytes, width, height). The index is that in the dataset. With `upright` the picture is turned as
 its EXIF orientation says.)")
       .def(py::init<const py::list&>(), py::arg("rows"))
-      .def_static("of_pairs", &Samples::of_pairs, py::arg("table"), py::arg("places"),
-                  py::arg("kinds"), py::arg("upright") = false,
-                  R"(Looks up `content, label = table[place]` for each place.
+      .def(py::init<const py::object&, const py::list&, py::object>(), py::arg("table"),
+           py::arg("places"), py::arg("kinds"),
+           R"(Looks up `content, label = table[place]` for each place.
 
 Args:
     places: a list.
-    kinds: what a content may be an instance of.
+    kinds: what a content may be an instance of. TypeError where it is needed, if it is not.
 
 Raises:
-    TypeError: a content is something else.
+    ValueError: something looked up is no pair.
     Exception: whatever the lookups raise.)")
       .def("__len__", &Samples::size)
       .def("__getitem__", &Samples::row)
@@ -235,8 +259,7 @@ Raises:
              return py::reinterpret_steal<py::object>(PySeqIter_New(self.ptr()));
            })
       .def("same_as", &Samples::same_as, py::arg("other"),
-           "Whether contents and labels are the same or equal. A label's type counts: 1 == True.")
-      .def(
-          "still_in", &Samples::still_in, py::arg("table"), py::arg("places"),
-          "Whether of_pairs() would certainly find the same. Fast, and may be wrong in saying no.");
+           "Whether contents and labels are equal and of the same types: 1 == True.")
+      .def("still_in", &Samples::still_in, py::arg("table"), py::arg("places"),
+           "Whether the table certainly holds the same. Fast, and may be wrong in saying no.");
 }

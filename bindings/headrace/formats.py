@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.recipe import NotNative
-from headrace.samples import resolve
+from headrace.samples import rows_of
 
 _LOOKS = 64
 _FOREIGN = {
@@ -53,8 +53,7 @@ def _look(dataset: Any) -> dict[str, int]:
     formats: dict[str, int] = {}
     if size == 0:
         return formats
-    found = resolve(dataset, [look * size // _LOOKS for look in range(_LOOKS)])
-    for content, *_ in [] if isinstance(found, Exception) else found:
+    for content, *_ in rows_of(dataset, [look * size // _LOOKS for look in range(_LOOKS)]):
         start = _start_of(content)
         name = next((name for key, name in _FOREIGN.items() if start.startswith(key)), None)
         if name is not None:

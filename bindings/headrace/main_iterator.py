@@ -46,7 +46,7 @@ class MainProcessIterator(NativeIterator):
         # The generator's state as it was found; as the last batch left it; and for how many batches
         # in a row it still was that: planning ahead is wasted on a caller who draws in between.
         self._state = torch.get_rng_state()
-        self._left: torch.Tensor | None = None
+        self._left: bytes | None = None
         self._calm = _CALM
         self._native = True
         self._watch: Watch | None = None  # of the path that was decided last
@@ -112,7 +112,7 @@ class MainProcessIterator(NativeIterator):
         self._state = torch.get_rng_state()
         left, self._left = self._left, None
         if left is not None:
-            if torch.equal(self._state, left):
+            if self._state.numpy().tobytes() == left:
                 self._calm += 1
                 return
             self._calm = 0
@@ -179,9 +179,10 @@ class MainProcessIterator(NativeIterator):
         self._queue.popleft()
         self._progress.count()
         if self._random:
-            batch.random_after.to_torch_state(self._state.numpy())
+            state = self._state.numpy()
+            batch.random_after.to_torch_state(state)
             torch.set_rng_state(self._state)
-            self._left = self._state
+            self._left = state.tobytes()
         return data
 
     def _ahead_on_device(self, loader: "DataLoader[Any]") -> int:

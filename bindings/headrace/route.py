@@ -46,7 +46,7 @@ STANDS_FOR = [
     # One that every object has makes it a tuple always.
     for names in [["__class__", *(name for name in parts if hasattr(owner, name))]]
 ]
-_WITHOUT_GETITEMS = [kind for kind in LEAVES if not hasattr(kind, "__getitems__")]
+WITHOUT_GETITEMS = [kind for kind in LEAVES if not hasattr(kind, "__getitems__")]
 
 
 @dataclass(frozen=True)
@@ -203,14 +203,14 @@ def check_process() -> None:
             differ = [pair[0] != pair[1] for pair in zip(found, originals, strict=True)]
             name = names[differ.index(True)]
             raise NotNative(getattr(owner, name), f"it replaces {name} of {owner}")
+    for kind in WITHOUT_GETITEMS:
+        if hasattr(kind, "__getitems__"):
+            raise NotNative(kind.__getitems__, f"it is an addition to {kind}")
     check_settings()
 
 
 def check_settings() -> None:
-    """The part of :func:`check_process` that is not about :data:`STANDS_FOR`."""
-    for kind in _WITHOUT_GETITEMS:
-        if hasattr(kind, "__getitems__"):
-            raise NotNative(kind.__getitems__, f"it is an addition to {kind}")
+    """The part of :func:`check_process` that is about no particular objects."""
     if _has_any_global_hook():
         raise NotNative("a global hook of torch.nn", "it may change what transforms do")
     if _tv_tensors_stay():

@@ -46,7 +46,8 @@ class Leaf(Protocol):
         `before` is what they were, if that is known, and may be given back if they still are.
 
         Raises:
-            Exception: whatever those raise; TypeError for content that is not known.
+            Exception: whatever those raise. TypeError: content that is not known; it may also come
+                when the samples are looked at.
         """
 
     def freeze(self, dataset: Any) -> None:
@@ -202,7 +203,7 @@ def _is_plain_tensor(data: Any) -> bool:
 def _of_pairs(table: Any, places: list[Any], kinds: Any, before: Samples | None) -> Samples:
     if before is not None and before.still_in(table, places):
         return before
-    return Samples.of_pairs(table, places, kinds)
+    return Samples(table, places, kinds)
 
 
 def _check_target_transform(dataset: Any) -> None:
@@ -280,14 +281,23 @@ def _some(samples: Samples) -> Samples:
     return samples
 
 
+def rows_of(dataset: Any, indices: Any) -> list[tuple[Any, Any, int, bool]]:
+    """What :func:`resolve` finds, as tuples; nothing where it fails."""
+    try:
+        found = resolve(dataset, indices)
+        return [] if isinstance(found, Exception) else list(found)
+    except TypeError:  # a content that is not known
+        return []
+
+
 def fetch(dataset: Any, key: Any, directory: str | None) -> Any:
     """dataset[key], as it would be in a process whose working directory is `directory`."""
     if directory is not None and directory != ProcessSettings.current().directory:
-        found = resolve(dataset, [key])
-        if isinstance(found, Samples) and _is_relative(found[0][0]):
+        rows = rows_of(dataset, [key])
+        if rows and _is_relative(rows[0][0]):
             leaf, place = _descend(dataset, key)
             leaf = copy.copy(leaf)
-            leaf.samples = {place: (os.path.join(directory, found[0][0]), found[0][1])}
+            leaf.samples = {place: (os.path.join(directory, rows[0][0]), rows[0][1])}
             return leaf[place]
     return dataset[key]
 

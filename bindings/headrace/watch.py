@@ -13,7 +13,7 @@ from torchvision.transforms import InterpolationMode
 from headrace._core import all_same
 from headrace.collate import MIXINGS
 from headrace.recipe import KNOWN_TRANSFORMS, NotNative
-from headrace.route import STANDS_FOR, check_settings
+from headrace.route import STANDS_FOR, WITHOUT_GETITEMS, check_settings
 from headrace.samples import LEAVES, leaves
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Watch:
         self._add_dataset(loader.dataset)
         self._leaves = [(leaf, _pictures(leaf)) for leaf in leaves(loader.dataset)]
         used = {type(owner) for owner, _, _ in self._attributes}
+        self._without_getitems = [kind for kind in WITHOUT_GETITEMS if kind in used]
         for owner, names, _, originals in STANDS_FOR:
             if owner in used or owner not in _OF_CHOICE:
                 self._attributes += zip(itertools.repeat(owner), names, originals, strict=False)
@@ -67,6 +68,8 @@ class Watch:
     def unchanged(self) -> bool:
         """Whether route.decide() would certainly say the same as when this was made."""
         if not (self._certain and all_same(self._attributes, self._lists, self._dicts)):
+            return False
+        if any(hasattr(kind, "__getitems__") for kind in self._without_getitems):
             return False
         if any(tensor.tolist() != values for tensor, values in self._tensors):
             return False
