@@ -63,10 +63,12 @@ class ErrorLog:
                     stacklevel=2,
                 )
         if self._limit is not None and self.count > self._limit:
+            known = events or self.events  # none if load_state_dict() told only how many
+            last = f"; the last: {describe(known[-1])}" if known else ""
             raise Error(
                 f"errors: {self.count} samples could not be loaded, more than max_errors="
-                f"{self._limit}; the last: {describe(events[-1] if events else self.events[-1])}. "
-                "loader.errors() lists them: repair or remove these files, or raise max_errors"
+                f"{self._limit}{last}. loader.errors() lists them: repair or remove these files, "
+                "or raise max_errors"
             )
 
 

@@ -240,6 +240,21 @@ def test_beyond_the_limit_every_batch_raises(folder: Path, path: str, num_worker
 
 
 @pytest.mark.parametrize("path", FOLDERS)
+def test_the_limit_counts_what_was_before_a_checkpoint(folder: Path, path: str) -> None:
+    def make() -> headrace.DataLoader[Any]:
+        dataset = FOLDERS[path](folder, train())
+        return headrace.DataLoader(dataset, 1, on_error="skip", max_errors=0)
+
+    loader = make()
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(headrace.Error):
+        list(loader)
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(headrace.Error, match="1 samples could not be loaded, more than max_err"):
+        next(iter(resumed))
+
+
+@pytest.mark.parametrize("path", FOLDERS)
 def test_empty_batches_leave_the_callers_generator_alone(folder: Path, path: str) -> None:
     """rng="counter" seeds it for each sample, and the next batch is drawn from it."""
 

@@ -227,8 +227,9 @@ def test_random_loaders_go_on_from_any_cut() -> None:
             return chosen.build(DataLoader, dataset, resumable=True, **rules)
 
         def rest_of_epoch(iterator: Any) -> Iterator[Any]:
+            """Of exceptions the type: the checkpoint says how many samples failed, not which."""
             while (event := step(iterator)) != "the end":
-                yield event
+                yield event if not isinstance(event, Raised) else event.type
 
         torch.manual_seed(5)
         random.seed(5)
@@ -241,7 +242,7 @@ def test_random_loaders_go_on_from_any_cut() -> None:
         for _ in range(cut):
             step(iterator)
         state = json.loads(json.dumps(loader.state_dict()))
-        wanted = [list(rest_of_epoch(iterator)), list(one_epoch(loader))]
+        wanted = [list(rest_of_epoch(iterator)), list(rest_of_epoch(iter(loader)))]
         end(iterator)
 
         torch.manual_seed(99)
@@ -249,7 +250,7 @@ def test_random_loaders_go_on_from_any_cut() -> None:
         resumed.load_state_dict(state)
         iterator = None if state["finished"] else iter(resumed)
         rest = list(rest_of_epoch(iterator)) if iterator is not None else []
-        assert_same([rest, list(one_epoch(resumed))], wanted)
+        assert_same([rest, list(rest_of_epoch(iter(resumed)))], wanted)
         assert resumed.error_count == loader.error_count
         for each in (loader._iterator, iterator, resumed._iterator):
             end(each)
