@@ -1,5 +1,6 @@
 """on_error: samples that cannot be loaded are skipped or replaced, alike on every path."""
 
+import json
 import random
 import warnings
 from collections.abc import Callable
@@ -9,13 +10,22 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import IterableDataset, Subset, default_collate
+from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import headrace
 from isolated import Isolator
 from lifetime import make_pictures, resident_bytes
-from support import assert_same, bad_files, good_files, train, write_folder
+from support import (
+    assert_same,
+    bad_files,
+    good_files,
+    step,
+    train,
+    without_addresses,
+    write_folder,
+)
 
 REFUSED = [
     *("empty.jpg", "garbage.jpg", "half.jpg", "header only.jpg"),
@@ -277,25 +287,91 @@ def test_empty_batches_leave_the_callers_generator_alone(folder: Path, path: str
     assert drawn == [torch.rand(1).item() for _ in range(4)]
 
 
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_the_corpus_has_pillows_verdict_file_by_file(strange_pictures: Path, on_error: str) -> None:
-    reference = ImageFolder(strange_pictures, train())
-    bad = []
+# --- the corpus's strange files, as they lie there ------------------------------------------------
+
+# Newer libjpeg-turbo decodes lossless JPEG.
+DECODED_SINCE = {"jpeg/lossless/TwelveMonkeys--testimg_rgb.jpg"}
+
+
+def everything(path: str) -> bool:
+    return not path.endswith("expected.jsonl")
+
+
+def strange_folder(corpus: Path, path: str) -> Any:
+    """All files, whatever their names; without draws, so that each sample stands for itself."""
+    transform = v1.Compose([v1.Resize((9, 7)), v1.ToTensor()])
+    kind = headrace.ImageFolder if path == "native" else TorchFolder
+    return kind(str(corpus / "weird"), transform, is_valid_file=everything)
+
+
+@pytest.fixture(scope="module")
+def verdicts(corpus: Path) -> dict[int, Any]:
+    """By index: torchvision's sample, or the exception that it raises."""
+    reference = strange_folder(corpus, "torch")
+    found: dict[int, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for index in range(len(reference)):
             try:
-                reference[index]
+                found[index] = reference[index]
             except Exception as error:
-                bad.append((index, f"{type(error).__name__}: {error}"))
-        for path in FOLDERS:
-            loader = headrace.DataLoader(
-                FOLDERS[path](strange_pictures, train()), 8, on_error=on_error, num_workers=1
-            )
-            rows = sum(len(labels) for _, labels in loader)
-            assert rows == len(reference) - (len(bad) if on_error == "skip" else 0)
-            found = {(error.index, error.cause) for error in loader.errors()}
-            assert found == set(bad)
+                found[index] = error
+    return found
+
+
+def is_bad(verdict: Any) -> bool:
+    return isinstance(verdict, Exception)
+
+
+def cause(error: Exception) -> str:
+    return without_addresses(f"{type(error).__name__}: {error}")
+
+
+def test_torchvisions_verdicts_are_those_that_came_with_the_corpus(
+    corpus: Path, verdicts: dict[int, Any]
+) -> None:
+    told = {
+        record["path"]: record["ok"]
+        for record in map(json.loads, (corpus / "weird" / "expected.jsonl").open())
+    }
+    samples = strange_folder(corpus, "torch").samples
+    found = {
+        str(Path(file).relative_to(corpus / "weird")): not is_bad(verdicts[index])
+        for index, (file, _) in enumerate(samples)
+    }
+    assert found.keys() == told.keys()
+    assert {name for name in told if told[name] != found[name]} <= DECODED_SINCE
+    assert 30 < sum(map(is_bad, verdicts.values())) < 60
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("path", FOLDERS)
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+@pytest.mark.filterwarnings("ignore")
+def test_the_corpus_has_pillows_verdict_file_by_file(
+    corpus: Path, verdicts: dict[int, Any], on_error: str, path: str, num_workers: int
+) -> None:
+    """Each sample in a batch of its own."""
+    loader = headrace.DataLoader(
+        strange_folder(corpus, path), on_error=on_error, num_workers=num_workers
+    )
+    assert loader.explain().path == path
+    iterator, found = iter(loader), []
+    while (event := step(iterator)) != "the end":
+        found.append(event)
+    bad = {index for index, verdict in verdicts.items() if is_bad(verdict)}
+    for index, event in zip(
+        [index for index in verdicts if on_error != "skip" or index not in bad], found, strict=True
+    ):
+        if index not in bad:
+            image, label = verdicts[index]
+            assert_same(event, [image[None], torch.tensor([label])], f"sample {index}")
+        elif on_error == "raise":
+            assert event.type is type(verdicts[index])
+        else:  # an error of ours where nothing before it could replace it
+            assert isinstance(event, list) or event.type is headrace.Error
+    known = {} if on_error == "raise" else {index: cause(verdicts[index]) for index in bad}
+    assert {each.index: without_addresses(each.cause) for each in loader.errors()} == known
 
 
 def fail_a_thousand_times(folder: str, path: str) -> None:
