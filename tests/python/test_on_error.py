@@ -402,6 +402,41 @@ def test_memory_is_flat_over_a_thousand_failures(
     isolated(fail_a_thousand_times, make_pictures(tmp_path, count=250), path)
 
 
+def fail_at_the_corpus(corpus: str, bad: list[int], good: list[int], on_error: str) -> None:
+    """Damage of every kind, a third of 1,000 times a round."""
+    warnings.simplefilter("ignore")
+    folder = strange_folder(Path(corpus), "native")
+    loader = headrace.DataLoader(Subset(folder, [*good * 6, *bad]), on_error=on_error)
+    assert loader.explain().path == "native"
+    growths = []
+    for _ in range(3):
+        before = resident_bytes()
+        for _ in range(334 // len(bad) + 1):
+            iterator = iter(loader)
+            while step(iterator) != "the end":
+                pass
+        growths.append(resident_bytes() - before)
+    # A leak shows in every round, the memory of a large picture in one or the other.
+    assert min(growths[1:]) < 256 << 10, [f"{growth >> 10} KiB" for growth in growths]
+
+
+# 150 million, which take their time.
+CLAIM_MANY_PIXELS = {"pillow--l2rgb_read.bmp", "libgd--php_bug_75571.gif"}
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+def test_memory_is_flat_over_a_thousand_damaged_files(
+    isolated: Isolator, corpus: Path, verdicts: dict[int, Any], on_error: str
+) -> None:
+    files = {
+        index: Path(file) for index, (file, _) in enumerate(strange_folder(corpus, "torch").samples)
+    }
+    bad = [i for i in files if is_bad(verdicts[i]) and files[i].name not in CLAIM_MANY_PIXELS]
+    good = sorted(files.keys() - set(bad), key=lambda index: files[index].stat().st_size)
+    small = [index for index in good if not is_bad(verdicts[index])][:10]
+    isolated(fail_at_the_corpus, corpus, bad, small, on_error)
+
+
 @pytest.mark.parametrize(
     "make",
     [
