@@ -273,11 +273,15 @@ def stateful_sampler(loader: Any) -> Any:
 
 
 def _bytes_of(keys: Any) -> Any:
-    """What tells a batch's keys from others."""
+    """What tells a batch's keys from others. What they raise, they raise in their batch's turn."""
     try:
         return array("q", [-1, keys] if type(keys) is int else [len(keys), *keys])
-    except (TypeError, OverflowError):  # not all of them are whole numbers
+    except Exception:  # not all of them are whole numbers
+        pass
+    try:
         return repr(keys).encode()
+    except Exception:
+        return b""
 
 
 def _plain(state: State | RandomStream | None) -> State | None:

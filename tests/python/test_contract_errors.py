@@ -57,6 +57,9 @@ class Raises:
     def __index__(self) -> int:
         raise ERRORS[self.kind]()
 
+    def __repr__(self) -> str:
+        raise TypeError("it is not to be looked at")
+
 
 class Numbers(Dataset[Any]):
     def __getitem__(self, key: Any) -> Any:
