@@ -288,6 +288,40 @@ def test_timms_loader_of_many_epochs_can_be_headraces(pictures: Path) -> None:
     assert_same_behaviour(build, drive)
 
 
+# --- torchdata ------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cut", [None, 0, 1, 3, 4, "end"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}]
+)
+def test_states_mean_what_they_mean_to_torchdatas_stateful_loader(
+    pictures: Path, options: dict[str, Any], cut: Any
+) -> None:
+    """Before an epoch, in its middle, after its last batch and after its end: the same is left of
+    it, for the loader that was saved and for a new one."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def rest_of(loader_type: Any) -> Any:
+        def make() -> Any:
+            return loader_type(ImageFolder(pictures, train(16)), 6, **options)
+
+        loader = make()
+        if cut is not None:
+            iterator = iter(loader)
+            seen = len(loader) + 1 if cut == "end" else cut
+            assert sum(1 for _ in zip(range(seen), iterator, strict=False)) == min(seen, 4)
+        state = loader.state_dict()
+        rests = []
+        for one in (loader, make()):
+            one.load_state_dict(state)
+            rests += [[labels.tolist() for _, labels in one] for _ in range(2)]
+        return rests
+
+    assert rest_of(DataLoader) == rest_of(stateful)
+
+
 # --- torch.profiler -------------------------------------------------------------------------------
 
 
