@@ -33,7 +33,9 @@ class ParallelismLease {
   static void change(int delta) {
     static std::mutex mutex;
     static int total = 0;
-    static std::unique_ptr<tbb::global_control> control;
+    // Never destroyed: at the end of a forked child that would wait for a lock which a thread of
+    // the parent's held when it forked.
+    static auto& control = *new std::unique_ptr<tbb::global_control>;
     const std::lock_guard lock(mutex);
     total += delta;
     control.reset();
