@@ -9,9 +9,14 @@
 namespace headrace {
 
 /// A decode that may begin. The oldest batch goes first, and of that the largest files: those
-/// that begin last hold the batch up. In a simulation with the sizes of photographs the longest
-/// wait for a batch fell by 1 % with 2 threads, by 9 % with 8 and by 8 to 22 % with 16. The
-/// largest of all batches first would make it up to three times as long.
+/// that begin last hold the batch up.
+///
+/// Measured against the order of submission on real epochs, medians of 11 alternating pairs,
+/// 2 threads, a consumer that is busy 70 % of the time: photos in batches of 8, 2 in flight: waits
+/// 137 instead of 264 ms in all, the ninth decile 10 instead of 20 ms; photos among camera files of
+/// some megapixels, batches of 32, 4 in flight: 74 instead of 275 ms in all, 6 instead of 56 ms;
+/// the epochs took 4 and 7 % less time. The largest of all batches first made the longest wait up
+/// to three times as long in a simulation.
 struct ReadyDecode {
   std::uint64_t batch = 0;
   std::size_t row = 0;
