@@ -47,7 +47,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         read_budget_bytes: compressed bytes read ahead at most, in bytes.
         reader: what reads files. "pread": threads; "io_uring": the kernel, for many files at a
             time, or "pread" where that is forbidden, as it often is in containers
-            (`stats()["reader_note"]` says so); "auto": "pread", the faster one where measured.
+            (`stats()["reader_note"]` says so); "auto": the first reads of a process, 80 or more of
+            each, are shared out between both, and the one that takes less time and CPU for a byte
+            is kept (`reader_note` has the figures). What is read does not depend on it.
         dtype: what images of floating point are rounded to, such as torch.bfloat16: the exact
             conversion of what the transform gives. None: left as they are.
         memory_format: of the images, torch.contiguous_format or torch.channels_last.
@@ -210,12 +212,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Counters of the latest native iteration, running or over; empty before one.
 
         Returns:
-            `reader`, and `reader_note`: why it is not the one asked for, or empty; `read_depth`
-            and `read_ahead_bytes`: reads in flight and bytes read ahead at most, which follow from
-            what decoding needs; `threads`, `io_threads`; `stages`: for "read", "decode" and
-            "transform" the `items` and `bytes` that passed, `busy_ns` and `waiting_ns`
-            (nanoseconds, summed over threads); `batches` handed out; `consumer_wait_ns`: how long
-            next() waited in all; `wall_ns`: from the beginning to the end of the latest next();
+            `reader`, and `reader_note`: why it is not the one asked for, what "auto" measured, or
+            empty; `read_depth` and `read_ahead_bytes`: reads in flight and bytes read ahead at
+            most, which follow from what decoding needs; `threads`, `io_threads`; `stages`: for
+            "read", "decode" and "transform" the `items` and `bytes` that passed, `busy_ns` and
+            `waiting_ns` (nanoseconds, summed over threads); `batches` handed out;
+            `consumer_wait_ns`: how long next() waited in all; `wall_ns`: from the beginning to the
+            end of the latest next();
             `ready_batches_sum`: ready batches seen by each next(), summed (divide by `batches` for
             the mean: near 0 means that the loader is the bottleneck);
             `questions`: samples that torch and Pillow computed; `rollbacks`: times that planned

@@ -11,7 +11,7 @@
 namespace headrace {
 
 struct Engine::Parts {
-  std::function<std::unique_ptr<Reader>(std::function<void(ReadResult)> on_done)> make_reader;
+  std::function<std::unique_ptr<Reader>(OnDone on_done)> make_reader;
   std::function<std::unique_ptr<Executor>()> make_executor;
 
   static Parts real(const EngineOptions& options);

@@ -162,6 +162,8 @@ class PreadReader final : public Reader {
 
   void decode_began(std::size_t ready) noexcept override { state_->decode_began(ready); }
 
+  void set_budget(std::size_t bytes) noexcept override { state_->set_budget(bytes); }
+
   ReaderStats stats() const override { return state_->snapshot(); }
 
  private:

@@ -33,6 +33,9 @@ class ReadAhead {
   /// Bytes read or being read and not yet decoded, at most.
   std::size_t bytes() const noexcept { return bytes_; }
 
+  /// Not fewer than before.
+  void set_most_bytes(std::size_t bytes) noexcept { limits_.most_bytes = bytes; }
+
   /// A decode begins and `ready` more could.
   /// @param held_back  what keeps requests from being read, if there are any.
   /// @returns whether depth() or bytes() changed.

@@ -30,10 +30,16 @@ void ReadQueue::decode_began(std::size_t ready) noexcept {
   ahead_changed();
 }
 
+void ReadQueue::set_budget(std::size_t bytes) noexcept {
+  const std::lock_guard lock(mutex);
+  ahead.set_most_bytes(bytes);
+}
+
 ReaderStats ReadQueue::snapshot() const {
   const std::lock_guard lock(mutex);
   ReaderStats result = stats;
   result.queued = urgent.size() + queue.size();
+  result.outstanding = outstanding;
   result.depth = ahead.depth();
   result.ahead_bytes = ahead.bytes();
   return result;

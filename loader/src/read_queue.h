@@ -39,6 +39,9 @@ struct ReadQueue {
   /// As Reader::decode_began().
   void decode_began(std::size_t ready) noexcept;
 
+  /// As Reader::set_budget().
+  void set_budget(std::size_t bytes) noexcept;
+
   bool has_room(std::size_t bytes) const noexcept {
     return outstanding == 0 || (bytes <= ahead.bytes() && outstanding <= ahead.bytes() - bytes);
   }

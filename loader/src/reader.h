@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -44,8 +45,11 @@ struct ReadResult {
   std::uint64_t ticket = 0;
   ReadBuffer buffer;
   int error = 0;     ///< errno of the failed call, 0 on success; ENODATA when the file is too short
-  std::string what;  ///< which call failed: "open", "stat", "allocate", "read"
+  std::string what;  ///< which call failed: "open", "stat", "allocate", "read"; or
+                     ///< "io_uring", once the ring is lost for all reads
 };
+
+using OnDone = std::function<void(ReadResult)>;
 
 /// Counters since construction.
 struct ReaderStats {
@@ -56,6 +60,7 @@ struct ReaderStats {
   std::uint64_t busy_ns = 0;         ///< in system calls and allocation, summed over threads
   std::uint64_t wait_budget_ns = 0;  ///< the next read in turn was held back by the budget
   std::size_t queued = 0;            ///< submitted and not yet begun
+  std::size_t outstanding = 0;       ///< bytes admitted to the budget and not yet given back
   int depth = 0;                     ///< reads in flight at most, as adjusted by now
   std::size_t ahead_bytes = 0;       ///< of the budget, what is made use of by now
 };
@@ -88,6 +93,9 @@ class Reader {
   /// A decode begins, and `ready` more have the bytes that they need: tells whether to read more
   /// at a time, and further ahead. Thread-safe.
   virtual void decode_began(std::size_t ready) noexcept = 0;
+
+  /// A larger budget than at construction. Thread-safe.
+  virtual void set_budget(std::size_t bytes) noexcept = 0;
 
   virtual ReaderStats stats() const = 0;
 };

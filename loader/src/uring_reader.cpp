@@ -106,6 +106,7 @@ class UringReader final : public Reader {
                   {.stage = "read"});
     }
     state_->stats.name = "io_uring";
+    state_->stats.note = std::move(options.note);
     operations_.resize(2 * static_cast<std::size_t>(depth_));
     started_.reserve(operations_.size());
     for (auto& operation : operations_) free_.push_back(&operation);
@@ -161,6 +162,8 @@ class UringReader final : public Reader {
   }
 
   void decode_began(std::size_t ready) noexcept override { state_->decode_began(ready); }
+
+  void set_budget(std::size_t bytes) noexcept override { state_->set_budget(bytes); }
 
   ReaderStats stats() const override { return state_->snapshot(); }
 
@@ -532,7 +535,8 @@ class UringReader final : public Reader {
 std::unique_ptr<Reader> make_uring_reader(UringOptions options,
                                           std::function<void(ReadResult)> on_done,
                                           const MakeRing& make_ring, FileSystem files) {
-  return std::make_unique<UringReader>(options, std::move(on_done), make_ring, std::move(files));
+  return std::make_unique<UringReader>(std::move(options), std::move(on_done), make_ring,
+                                       std::move(files));
 }
 
 }  // namespace headrace

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "file_system.h"
 #include "reader.h"
@@ -18,6 +19,8 @@ struct UringOptions {
   int most_depth = 4 * depth;
   /// Compressed bytes read or being read and not yet given back, at most.
   std::size_t read_budget_bytes = std::size_t{64} << 20;
+  /// For its stats.
+  std::string note = {};
 };
 
 /// @param on_done  called on the reader's thread. Must not throw, and must not wait for a read.

@@ -72,6 +72,7 @@ class ScriptedReader final : public Reader {
     script_.requests.push_back({ticket, sample, urgent});
   }
   void decode_began(std::size_t ready) noexcept override { script_.ready = ready; }
+  void set_budget(std::size_t) noexcept override {}
   ReaderStats stats() const override {
     ReaderStats stats;
     stats.name = "scripted";

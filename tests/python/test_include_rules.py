@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Every file of the library belongs to a stage: file names without their extension.
 STAGES = {
     "values": {"api", "dlpack", "error", "field", "sample_key", "version"},
-    "threads": {"own_thread", "threads"},
+    "threads": {"own_thread", "thread_cpu", "threads"},
     "random": {"random"},
     "image": {
         "byte_order",
@@ -47,6 +47,7 @@ STAGES = {
     "source": {"folder_listing", "source"},
     "order": {"order"},
     "reader": {
+        "auto_reader",
         "file_system",
         "pread_reader",
         "read_ahead",

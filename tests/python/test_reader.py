@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,26 @@ def test_stats_name_the_reader_and_its_limits(pictures: Path) -> None:
     assert 0 < stats["read_ahead_bytes"] <= loader.read_budget_bytes
 
 
+def choose_a_reader(folder: str) -> None:
+    def run() -> dict[str, Any]:
+        dataset = torch.utils.data.ConcatDataset([ImageFolder(folder, train())] * 40)
+        loader = DataLoader(dataset, 8, num_workers=1)
+        for _ in loader:
+            pass
+        return loader.stats()
+
+    first, second = run(), run()
+    assert first["reader"] in ("pread", "io_uring")
+    # At least 64 of each: one may be ahead when the other has them.
+    assert re.match(r"measured: pread \d{2,} reads|read: io_uring cannot", first["reader_note"])
+    chosen = ("reader", "reader_note")
+    assert [second[key] for key in chosen] == [first[key] for key in chosen]
+
+
+def test_auto_measures_once_a_process(isolated: Any, pictures: Path) -> None:
+    isolated(choose_a_reader, pictures)
+
+
 def test_an_unknown_reader_is_refused(pictures: Path) -> None:
     with pytest.raises(ValueError, match="'auto', 'io_uring' or 'pread'; got 'mmap'"):
         DataLoader(ImageFolder(str(pictures), train()), reader="mmap")
@@ -72,10 +93,8 @@ def read_without_io_uring(folder: str, reader: str) -> None:
     assert sum(len(labels) for _, labels in loader) == len(loader.dataset)
     stats = loader.stats()
     assert stats["reader"] == "pread"
-    if reader == "io_uring":
-        assert stats["reader_note"] == "read: io_uring cannot be used: Operation not permitted"
-    else:
-        assert stats["reader_note"] == ""
+    forbidden = "read: io_uring cannot be used: Operation not permitted"
+    assert stats["reader_note"] == ("" if reader == "pread" else forbidden)
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -22,8 +22,9 @@
 namespace HEADRACE_API headrace {
 
 struct EngineOptions {
-  /// What reads files. kAuto is kPread. kUring is kPread too where the kernel forbids io_uring, as
-  /// container runtimes have it do.
+  /// What reads files. kAuto shares the first reads of a process out between both and keeps the
+  /// one that takes less time and CPU for a byte. Where the kernel forbids io_uring, as container
+  /// runtimes have it do, both kAuto and kUring are kPread.
   enum class Reader { kAuto, kUring, kPread };
 
   /// Decoding and transforming threads, at least 1.
@@ -117,9 +118,10 @@ struct EngineStats {
     std::uint64_t busy_ns = 0;     ///< working
     std::uint64_t waiting_ns = 0;  ///< read only: held back by read_budget_bytes
   };
-  std::string reader;                  ///< "pread" or "io_uring"
-  std::string reader_note;             ///< why it is not the one that was asked for; else empty
-  int read_depth = 0;                  ///< reads in flight at most, as adjusted by now
+  std::string reader;  ///< "pread" or "io_uring"; "pread and io_uring" while kAuto measures
+  std::string
+      reader_note;     ///< kAuto: what was measured; why it is not what was asked for; or empty
+  int read_depth = 0;  ///< reads in flight at most, as adjusted by now
   std::uint64_t read_ahead_bytes = 0;  ///< as adjusted by now; at most read_budget_bytes
   int threads = 0;
   int io_threads = 0;
