@@ -25,7 +25,7 @@ format_cpp() { cpp_files | xargs clang-format --dry-run -Werror; }
 build() { cmake --preset "$1" -DHEADRACE_WERROR=ON && cmake --build --preset "$1"; }
 bench_build() {
   cmake --preset release -DHEADRACE_BENCH=ON &&
-    cmake --build --preset release --target bench_stages bench_instructions
+    cmake --build --preset release --target bench_stages bench_instructions bench_reading
 }
 instructions() {
   set -o pipefail
