@@ -19,6 +19,7 @@ from headrace.route import decide
 from headrace.sample_rules import NOTHING
 from headrace.samples import resolve
 from headrace.settings import ProcessSettings
+from headrace.sharded_sampler import ShardedSampler
 from headrace.watch import Watch
 
 if TYPE_CHECKING:
@@ -56,15 +57,15 @@ class MainProcessIterator(NativeIterator):
     def _lookahead(self, loader: "DataLoader[Any]") -> int:
         """Batches that may be begun before they are asked for.
 
-        Only where pulling the sampler early cannot be noticed: torch's own samplers, once started,
-        draw from nothing but generators of their own.
+        Only where pulling the sampler early cannot be noticed: torch's own samplers and ours, once
+        started, draw from nothing but generators of their own.
         """
         sampler, batch_size = loader._index_sampler, 1
         if loader._auto_collation:
             if type(sampler) is not BatchSampler:
                 return 0
             sampler, batch_size = sampler.sampler, sampler.batch_size  # type: ignore[attr-defined]
-        quiet = type(sampler) in (SequentialSampler, DistributedSampler) or (
+        quiet = type(sampler) in (SequentialSampler, DistributedSampler, ShardedSampler) or (
             type(sampler) is TorchRandomSampler and sampler.generator is None
         )
         if not quiet:

@@ -105,7 +105,11 @@ class ShardedSampler(Sampler[int]):
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the ranks stand together; the same on each of them."""
+        """Where the ranks stand together; the same on each of them.
+
+        Loaders take samples ahead of the batches that they yield: save headrace.DataLoader's own
+        state_dict() in mid-epoch, which knows where the sampler stood.
+        """
         return self._state(self._done)
 
     def next_state_dict(self) -> dict[str, Any]:
