@@ -6,16 +6,13 @@
 
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,8 +21,8 @@
 #include "pread_reader.h"
 #include "read_ahead.h"
 #include "read_queue.h"
+#include "reader_bench.h"
 #include "scripted_files.h"
-#include "scripted_ring.h"
 #include "support.h"
 #include "uring_reader.h"
 
@@ -34,58 +31,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using test::Bench;
 using test::byte_at;
+using test::each_kind;
+using test::has_content;
+using test::Kind;
 using test::kNever;
+using test::Results;
 using test::ScriptedFiles;
-
-bool has_content(const ReadBuffer& buffer, std::size_t offset, std::size_t size) {
-  const auto bytes = buffer.bytes();
-  if (bytes.size() != size) return false;
-  for (std::size_t i = 0; i < size; ++i) {
-    if (bytes[i] != byte_at(offset + i)) return false;
-  }
-  return true;
-}
-
-/// Where results arrive, for the test's thread to take.
-class Results {
- public:
-  std::function<void(ReadResult)> callback() {
-    return [this](ReadResult result) {
-      const std::lock_guard lock(mutex_);
-      const auto ticket = result.ticket;
-      order_.push_back(ticket);
-      results_.insert_or_assign(ticket, std::move(result));
-      arrived_.notify_all();
-    };
-  }
-
-  /// Waits for the result and takes it out.
-  ReadResult take(std::uint64_t ticket) {
-    std::unique_lock lock(mutex_);
-    if (!arrived_.wait_for(lock, kNever, [&] { return results_.contains(ticket); })) {
-      throw std::runtime_error("no result for " + std::to_string(ticket));
-    }
-    return std::move(results_.extract(ticket).mapped());
-  }
-
-  /// Tickets in the order of their results.
-  std::vector<std::uint64_t> order() {
-    const std::lock_guard lock(mutex_);
-    return order_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::map<std::uint64_t, ReadResult> results_;
-  std::vector<std::uint64_t> order_;
-};
-
-enum class Kind { kPread, kUring };
-
-/// Runs the test for each kind.
-Kind each_kind() { return GENERATE(Kind::kPread, Kind::kUring); }
 
 /// A reader of real files; of `kind`, unless the kernel forbids that one.
 std::unique_ptr<Reader> make_real_reader(Kind kind, int in_flight, std::size_t budget,
@@ -99,57 +52,6 @@ std::unique_ptr<Reader> make_real_reader(Kind kind, int in_flight, std::size_t b
   }
   return make_pread_reader({.threads = in_flight, .read_budget_bytes = budget}, on_done);
 }
-
-/// A reader of scripted files, and its results.
-struct Bench {
-  Bench(Kind reader_kind, int reads_in_flight, std::size_t budget_bytes = std::size_t{1} << 20)
-      : kind(reader_kind), in_flight(reads_in_flight), budget(budget_bytes) {}
-
-  Reader& reader() {
-    if (reader_ != nullptr) return *reader_;
-    if (kind == Kind::kPread) {
-      reader_ = make_pread_reader({.threads = in_flight, .read_budget_bytes = budget},
-                                  results.callback(), files.file_system());
-    } else {
-      reader_ =
-          make_uring_reader({.depth = in_flight, .read_budget_bytes = budget}, results.callback(),
-                            test::scripted_rings(files, ring), files.file_system());
-    }
-    return *reader_;
-  }
-  void submit(std::uint64_t ticket, const std::string& path, bool urgent = false) {
-    reader().submit(ticket, {.path = path}, urgent);
-  }
-  ReadResult take(std::uint64_t ticket) { return results.take(ticket); }
-  /// Reads one file, alone.
-  ReadResult read(const std::string& path, std::uint64_t offset = 0,
-                  std::uint64_t size = Sample::kWholeFile) {
-    reader().submit(1000, {.path = path, .offset = offset, .size = size}, false);
-    return take(1000);
-  }
-  /// Has the file "urgent" read until a thread served it out of a wait for the budget.
-  /// @returns false if none ever waits.
-  bool some_thread_waits_for_budget() {
-    const auto give_up = std::chrono::steady_clock::now() + kNever;
-    while (reader().stats().wait_budget_ns == 0) {
-      if (std::chrono::steady_clock::now() > give_up) return false;
-      submit(1001, "urgent", true);
-      if (take(1001).error != 0) return false;
-    }
-    return true;
-  }
-  void destroy_reader() { reader_.reset(); }
-
-  Kind kind;
-  int in_flight;
-  std::size_t budget;
-  ScriptedFiles files;
-  test::RingScript ring;
-  Results results;
-
- private:
-  std::unique_ptr<Reader> reader_;
-};
 
 /// A directory that goes away again.
 class TemporaryFolder {
@@ -517,190 +419,6 @@ TEST_CASE("reader keeps to its budget and loses nothing under load", "[reader]")
   CHECK(wrong == 0);
   CHECK(most_held <= kBudget + 1'778);  // one urgent read at a time comes on top
   CHECK(reader->stats().reads == kReads + kReads / 50);
-}
-
-TEST_CASE("ring's completions may come in any order, interrupted, put off or cancelled",
-          "[reader]") {
-  constexpr std::uint64_t kFiles = 60;
-  Bench bench(Kind::kUring, 8, 500);
-  bench.ring.newest_first = true;
-  bench.ring.submits = {0, -EAGAIN, -EBUSY, 0, -EINTR, -EAGAIN};
-  for (std::uint64_t i = 0; i < kFiles; ++i) {
-    const int size = static_cast<int>(i) + 20;
-    const std::deque<int> trouble[] = {
-        {}, {-7, EINTR, -1}, {ECANCELED, -size + 1}, {EAGAIN, EAGAIN}};
-    bench.files.add(std::to_string(i),
-                    {.size = static_cast<std::size_t>(size),
-                     .opens = i % 5 == 0 ? std::deque{ECANCELED, EINTR} : std::deque<int>{},
-                     .reads = trouble[i % 4],
-                     .closes = i % 7 == 0   ? std::deque{ECANCELED}
-                               : i % 7 == 1 ? std::deque{EIO}
-                                            : std::deque<int>{}});
-  }
-  for (std::uint64_t i = 0; i < kFiles; ++i) bench.submit(i, std::to_string(i));
-  for (std::uint64_t i = 0; i < kFiles; ++i) {
-    const ReadResult result = bench.take(i);
-    CHECK(result.error == 0);
-    CHECK(has_content(result.buffer, 0, static_cast<std::size_t>(i) + 20));
-  }
-  CHECK(bench.ring.most_in_flight > 4);
-  bench.destroy_reader();
-  CHECK(bench.files.open_files() == 0);
-}
-
-TEST_CASE("ring gives a call up that is put off again and again", "[reader]") {
-  Bench bench(Kind::kUring, 1);
-  bench.files.add("leased", {.size = 10, .opens = {EAGAIN}});
-  bench.files.add("unopened", {.size = 10, .opens = std::deque<int>(16, EAGAIN)});
-  bench.files.add("unread", {.size = 10, .reads = std::deque<int>(16, EAGAIN)});
-  CHECK(has_content(bench.read("leased").buffer, 0, 10));
-  const auto flags = bench.files.open_flags();
-  REQUIRE(flags.size() == 2);
-  CHECK((flags[0] & O_NONBLOCK) != 0);
-  CHECK((flags[1] & O_NONBLOCK) == 0);
-  for (const std::string path : {"unopened", "unread"}) {
-    const ReadResult result = bench.read(path);
-    CHECK(result.error == EAGAIN);
-    CHECK(result.what == (path == "unread" ? "read" : "open"));
-    CHECK(bench.read(path).error == 0);
-  }
-}
-
-TEST_CASE("ring reads what it opened without O_NONBLOCK, which would fail instead of waiting",
-          "[reader]") {
-  Bench bench(Kind::kUring, 1);
-  bench.files.add("a", {.size = 10});
-  CHECK(bench.read("a").error == 0);
-  CHECK(bench.files.count("set_blocking a") == 1);
-}
-
-TEST_CASE("ring makes do with the descriptors that are left", "[reader]") {
-  const int allowed = GENERATE(1, 2, 3, 7);
-  constexpr std::uint64_t kFiles = 300;
-  Bench bench(Kind::kUring, 8, 100);
-  bench.ring.newest_first = GENERATE(false, true);
-  bench.files.allow_open_files(allowed);
-  bench.files.add("absent", {.opens = std::deque<int>(kFiles, ENOENT)});
-  for (std::uint64_t i = 0; i < kFiles; ++i) {
-    bench.files.add(std::to_string(i), {.size = 10 + static_cast<std::size_t>(i) % 60});
-  }
-  for (std::uint64_t i = 0; i < kFiles; ++i) {
-    bench.submit(i, i % 9 == 4 ? "absent" : std::to_string(i));
-    // With one descriptor no file but the next in turn may keep it.
-    if (i % 10 == 0) bench.submit(kFiles + i, std::to_string(i), true);
-  }
-  for (std::uint64_t i = 0; i < kFiles; ++i) {
-    INFO(i);
-    const ReadResult result = bench.take(i);
-    CHECK(result.error == (i % 9 == 4 ? ENOENT : 0));
-    if (i % 10 == 0) CHECK(bench.take(kFiles + i).error == 0);
-  }
-  bench.destroy_reader();
-  CHECK(bench.files.open_files() == 0);
-}
-
-TEST_CASE("ring's reader that is destroyed closes what is still being opened", "[reader]") {
-  Bench bench(Kind::kUring, 4, 100);
-  for (const char* path : {"opening", "reading", "closing"}) bench.files.add(path, {.size = 60});
-  bench.files.hold("close closing");
-  bench.submit(0, "closing");
-  bench.take(0);
-  bench.files.hold("read reading");
-  bench.submit(1, "reading");
-  bench.files.wait_for("read reading");
-  bench.files.hold("open opening");
-  bench.submit(2, "opening");
-  bench.files.wait_for("open opening");
-  {
-    const std::jthread destroyer([&] { bench.destroy_reader(); });
-    for (const char* call : {"open opening", "read reading", "close closing"}) {
-      bench.files.let_go(call);
-    }
-  }
-  CHECK(bench.files.open_files() == 0);
-  CHECK(bench.results.order() == std::vector<std::uint64_t>{0, 1});
-}
-
-TEST_CASE("every read fails once the ring is lost, and none is waited for in vain", "[reader]") {
-  Bench bench(Kind::kUring, 2, 100);
-  for (const char* path : {"a", "b", "c"}) bench.files.add(path, {.size = 60});
-  bench.files.hold("read a");
-  bench.submit(0, "a");
-  bench.files.wait_for("read a");
-  bench.ring.submits = {-EPERM};
-  for (const std::uint64_t ticket : {1, 2}) bench.submit(ticket, "b");
-  bench.submit(3, "c", true);
-  for (const std::uint64_t ticket : {0, 1, 2, 3}) {
-    const ReadResult result = bench.take(ticket);
-    CHECK(result.error == EPERM);
-    CHECK(result.what == "io_uring");
-  }
-  CHECK(bench.read("c").error == EPERM);
-}
-
-TEST_CASE("a ring that cannot be had is an error with its reason", "[reader]") {
-  for (const int reason : {EPERM, ENOSYS, ENOMEM}) {
-    try {
-      make_uring_reader(
-          {}, [](ReadResult) {},
-          [&](unsigned) -> std::unique_ptr<Ring> {
-            throw std::system_error(reason, std::generic_category(), "io_uring_setup");
-          });
-      FAIL("there is a reader");
-    } catch (const Error& error) {
-      CHECK(error.context().system_errno == reason);
-    }
-  }
-}
-
-using HeldBack = ReadAhead::HeldBack;
-
-/// Lets one period of decodes begin.
-bool pass_period(ReadAhead& ahead, std::size_t ready, HeldBack held_back) {
-  bool changed = false;
-  for (int i = 0; i < ReadAhead::kPeriod; ++i) changed |= ahead.decode_began(ready, held_back);
-  return changed;
-}
-
-TEST_CASE("read-ahead grows where decoding runs dry, by what holds it back", "[reader]") {
-  ReadAhead ahead({.least_depth = 4, .most_depth = 12, .least_bytes = 100, .most_bytes = 350});
-  CHECK(ahead.depth() == 4);
-  CHECK(ahead.bytes() == 100);
-  CHECK(pass_period(ahead, 0, HeldBack::kByDepth));
-  CHECK(ahead.depth() == 8);
-  CHECK(ahead.bytes() == 100);
-  CHECK(pass_period(ahead, 0, HeldBack::kByBytes));
-  CHECK(ahead.depth() == 8);
-  CHECK(ahead.bytes() == 200);
-  pass_period(ahead, 0, HeldBack::kByDepth);
-  CHECK(ahead.depth() == 12);
-  CHECK_FALSE(pass_period(ahead, 0, HeldBack::kByDepth));
-  pass_period(ahead, 0, HeldBack::kByBytes);
-  CHECK(ahead.bytes() == 350);
-  CHECK_FALSE(pass_period(ahead, 0, HeldBack::kByBytes));
-}
-
-TEST_CASE("read-ahead stays where more of it would not help", "[reader]") {
-  ReadAhead ahead({.least_depth = 4, .most_depth = 12, .least_bytes = 100, .most_bytes = 350});
-  CHECK_FALSE(pass_period(ahead, 0, HeldBack::kNothing));  // the training is what takes time
-  CHECK_FALSE(pass_period(ahead, 1, HeldBack::kByDepth));
-  CHECK_FALSE(pass_period(ahead, 1, HeldBack::kByBytes));
-  for (int i = 0; i < 100 * ReadAhead::kPeriod; ++i) {
-    CHECK_FALSE(ahead.decode_began(i % 2, HeldBack::kByDepth));  // dry half of the time
-  }
-}
-
-TEST_CASE("read-ahead goes back while plenty lies ready, to where it began", "[reader]") {
-  ReadAhead ahead({.least_depth = 4, .most_depth = 8, .least_bytes = 100, .most_bytes = 200});
-  pass_period(ahead, 0, HeldBack::kByDepth);
-  pass_period(ahead, 0, HeldBack::kByBytes);
-  CHECK(pass_period(ahead, ReadAhead::kPlenty, HeldBack::kByBytes));
-  CHECK(ahead.depth() == 7);
-  CHECK(ahead.bytes() == 175);
-  CHECK_FALSE(pass_period(ahead, ReadAhead::kPlenty - 1, HeldBack::kByBytes));
-  for (int i = 0; i < 10; ++i) pass_period(ahead, 1000, HeldBack::kNothing);
-  CHECK(ahead.depth() == 4);
-  CHECK(ahead.bytes() == 100);
 }
 
 TEST_CASE("reader has more in flight when decoding runs dry for it", "[reader]") {
