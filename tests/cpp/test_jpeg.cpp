@@ -5,6 +5,7 @@
 
 #include "headrace/error.h"
 #include "headrace/jpeg.h"
+#include "jpeg_decoder.h"
 #include "support.h"
 
 using headrace::Doubt;
@@ -86,6 +87,13 @@ headrace::RgbImage decode(const Bytes& file) {
 }
 
 }  // namespace
+
+#ifdef HEADRACE_JPEGINT  // built along with the decoder
+TEST_CASE("without jpegint.h libjpeg decodes alone", "[jpeg]") {
+  STATIC_REQUIRE(HEADRACE_JPEGINT == 0);
+  CHECK_FALSE(headrace::RegionDecoder::has_own_path());
+}
+#endif
 
 TEST_CASE("inspection gives the size of an intact file", "[jpeg]") {
   const auto found = headrace::inspect_jpeg(as_file(flat_gray()), kNoLimit);
