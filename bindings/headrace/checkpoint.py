@@ -132,6 +132,7 @@ def _next_epoch(state: dict[str, Any], num_workers: int, own_place: bool) -> dic
         "checksum": 0,
         "begin": generators,
         "first_pull": None,
+        "recent": [],
     }
     if state["persistent_workers"]:
         # Such workers go on with their streams, and no base_seed is drawn.

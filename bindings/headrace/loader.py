@@ -164,6 +164,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._epoch = 0
         self._progress: Progress | None = None
         self._resume: checkpoint.Resume | None = None
+        # With rng="counter": the process's seed at load_state_dict(), and that of the saved run.
+        self._seeds: tuple[int, int | None] = (0, None)
         self._pool: tuple[int, BufferPool] | None = None
         # Arguments of a torch that is newer than headrace; torch itself refuses what it has not.
         self._newer_arguments = newer
@@ -318,6 +320,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 workers in mid-epoch without `resumable`.
         """
         self._resume = checkpoint.load(self, state)
+        self._seeds = self._initial_seed(), self._resume.seed
         self._epoch = self._resume.epoch
         self._errors.count = state["errors"]
         self._iterator = None
@@ -372,10 +375,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _counter_seed(self) -> int:
         if self.rng != "counter":
             return 0
-        seed = self.seed
-        if seed is None:
-            seed = (self.generator or torch.default_generator).initial_seed()
-        return seed % 2**64
+        if self.seed is not None:
+            return self.seed % 2**64
+        seed, (seed_at_load, saved) = self._initial_seed(), self._seeds
+        # As long as nobody has seeded since, the run that was saved goes on.
+        return saved if saved is not None and seed == seed_at_load else seed
+
+    def _initial_seed(self) -> int:
+        return (self.generator or torch.default_generator).initial_seed() % 2**64
 
     def _get_iterator(self) -> Any:
         explanation, recipe = decide(self)

@@ -62,6 +62,10 @@ class Progress:
         self._next_batch = 0
         self._next_checksum = 0
         self._recent: deque[Any] = deque(maxlen=_RECENT)
+        # With on_error="replace": the same up to the latest batch that counts, and the keys of each
+        # batch since then.
+        self._recent_at_point: deque[Any] = deque(maxlen=_RECENT)
+        self._pulled_keys: deque[list[Any]] = deque()
         self._sent_to: set[int] = set()
         self._point = point
         self._sampler = stateful_sampler(loader)
@@ -75,6 +79,8 @@ class Progress:
                 self._last_counts = point["last_counts"]
                 self.batches = self._next_batch = point["batches"]
                 self._checksum = self._next_checksum = point["checksum"]
+                self._recent.extend(point.get("recent", ()))
+                self._recent_at_point.extend(self._recent)
             if point["begin"] is not None:
                 random_states.restore(point["begin"], self._generators)
         self._sampler_state = self._ask_sampler_for_next()
@@ -165,6 +171,7 @@ class Progress:
         request.batch, request.epoch, request.seed = batch, self.epoch, self.seed
         if self._rules.on_error == "replace":
             self._recent.extend(request)
+            self._pulled_keys.append(list(request))
             request.recent = tuple(self._recent)
         if self._rules.keep_states and self.workers:
             worker = batch % self._num_workers
@@ -210,6 +217,8 @@ class Progress:
     def _count(self) -> None:
         self._sampler_state, self._checksum, self._last_counts = self._pulled.popleft()
         self.batches += 1
+        if self._pulled_keys:
+            self._recent_at_point.extend(self._pulled_keys.popleft())
 
     def point(self) -> dict[str, Any]:
         """Where the epoch is left, as plain data."""
@@ -220,6 +229,8 @@ class Progress:
             "first_pull": self._first_pull,
             "sampler": self._sampler_state,
             "last_counts": self._last_counts,
+            # A sampler that keeps its own place does not give them again.
+            "recent": [] if self._sampler is None else list(self._recent_at_point),
             "workers": None if self.workers is None else [_plain(each) for each in self.workers],
         }
 

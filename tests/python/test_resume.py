@@ -80,16 +80,41 @@ def test_generators_of_the_loader(folder: Path) -> None:
     assert_same(go_on(with_generator(), state), rest)
 
 
-def test_bad_samples_before_and_after_the_cut(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "mixed", good_files() | bad_files())
-    for on_error in ("skip", "replace"):
-        for path in FOLDERS:
-            torch.manual_seed(5)
-            loader = make(folder, path, num_workers=2, on_error=on_error)
-            state, rest = run_on(loader, 4)
-            resumed = make(folder, path, num_workers=2, on_error=on_error)
-            assert_same(go_on(resumed, state), rest)
-            assert resumed.error_count == loader.error_count
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("mixed"), good_files() | bad_files())
+
+
+def sampler_of(kind: str, dataset: Any) -> dict[str, Any]:
+    match kind:
+        case "DistributedSampler":
+            return {"shuffle": False, "sampler": DistributedSampler(dataset, 2, 1, seed=4)}
+        case "ShardedSampler":
+            return {"shuffle": False, "sampler": headrace.ShardedSampler(dataset, 2, 1, seed=4)}
+    return {"shuffle": True}
+
+
+@pytest.mark.filterwarnings("ignore:headrace. samples that cannot be loaded")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("kind", ["shuffled", "DistributedSampler", "ShardedSampler"])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("path", FOLDERS)
+def test_every_cut_point_with_bad_samples(
+    mixed: Path, path: str, on_error: str, kind: str, options: dict[str, Any]
+) -> None:
+    def make_again() -> headrace.DataLoader[Any]:
+        dataset = FOLDERS[path](mixed, train())
+        chosen = {"batch_size": 5, "on_error": on_error, **options, **sampler_of(kind, dataset)}
+        return headrace.DataLoader(dataset, **chosen)
+
+    forked = path == "torch" and options["num_workers"]
+    for cut in (3,) if forked else range(len(make_again()) + 1):
+        torch.manual_seed(5)
+        loader = make_again()
+        state, rest = run_on(loader, cut)
+        resumed = make_again()
+        assert_same(go_on(resumed, state), rest, f"after {cut}")
+        assert resumed.error_count == loader.error_count
 
 
 def test_counter_mode_at_another_number_of_workers(folder: Path) -> None:
