@@ -3,7 +3,7 @@
 #
 #   bash tests/run.sh [--quick]
 #
-# --quick leaves out clang-tidy, the sanitizers and the fuzzers. The environment variables are those of setup.sh.
+# --quick leaves out clang-tidy, the sanitizers, the fuzzers and the other processor. The environment variables are those of setup.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
@@ -77,6 +77,7 @@ if [[ -z $quick ]]; then
   cpp_tests tsan
   step "fuzzer build" build fuzz
   step "fuzzers" fuzz
+  step "portable path on aarch64" bash tests/aarch64.sh
 fi
 
 echo "Python tests:"

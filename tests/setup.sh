@@ -29,7 +29,10 @@ case ${1:-} in
   --demo) extra='[demo]' ;;
   --dev)
     extra='[dev,ecosystem]'
-    packages+=(catch2 ccache clang clang-format clang-tidy libclang-rt-14-dev valgrind)
+    packages+=(
+      catch2 ccache clang clang-format clang-tidy g++-aarch64-linux-gnu libclang-rt-14-dev
+      qemu-user valgrind
+    )
     ;;
   *) die "usage: bash tests/setup.sh [--dev | --demo]" ;;
 esac
