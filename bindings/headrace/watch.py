@@ -58,7 +58,9 @@ class Watch:
         self._add_items(torch_collate.default_collate_fn_map)
 
         self._add_dataset(loader.dataset)
-        self._leaves = [(leaf, _pictures(leaf)) for leaf in leaves(loader.dataset)]
+        self._leaves: list[tuple[Any, Any]] = []
+        for leaf in leaves(loader.dataset):
+            self._add_leaf(leaf)
         used = {type(owner) for owner, _, _ in self._attributes}
         self._without_getitems = [kind for kind in WITHOUT_GETITEMS if kind in used]
         for owner, names, _, originals in STANDS_FOR:
@@ -98,6 +100,16 @@ class Watch:
         else:
             self._certain = False
 
+    def _add_leaf(self, leaf: Any) -> None:
+        kind = LEAVES.get(type(leaf))
+        try:
+            if kind is None:
+                raise NotNative(leaf, "it is of no known type")
+            kind.check(leaf)
+            self._leaves.append((leaf, kind.pictures(leaf)))
+        except NotNative:
+            self._certain = False
+
     def _add_attribute(self, owner: Any, name: str) -> None:
         self._attributes.append((owner, name, getattr(owner, name)))
 
@@ -130,7 +142,3 @@ class Watch:
             self._add(vars(thing))
         elif kind is not set or thing:  # a module has a set that is empty; recipes read none
             self._certain = False
-
-
-def _pictures(leaf: Any) -> Any:
-    return LEAVES[type(leaf)].pictures(leaf) if type(leaf) in LEAVES else None

@@ -394,6 +394,20 @@ def test_changed_arrays_are_seen_as_torch_sees_them(num_workers: int) -> None:
     assert_same_behaviour(build, drive)
 
 
+def test_an_array_that_becomes_a_list_goes_on_as_in_torch() -> None:
+    def build(loader_type: Any) -> Any:
+        return loader_type(cifar(transform=to_tensor()), batch_size=4)
+
+    def drive(loader: Any) -> Iterator[Any]:
+        iterator = iter(loader)
+        yield step(iterator)
+        loader.dataset.data = list(loader.dataset.data)
+        for _ in range(13):
+            yield step(iterator)
+
+    assert_same_behaviour(build, drive)
+
+
 def test_other_arrays_are_not_native() -> None:
     for data in (np.zeros((5, 32, 32, 3)), np.zeros((5, 32, 32), np.uint8), [b""] * 5):
         dataset = cifar(transform=to_tensor())
