@@ -166,10 +166,19 @@ class MainProcessIterator(NativeIterator):
                 return data
 
     def _by_torch(self) -> Any:
-        _, indices, _ = self._queue.popleft()
+        _, indices, _ = self._queue[0]
+        try:
+            with self._callers_generators():
+                data = self._place(self._fetch(indices))
+        except Exception:
+            self._turn_over()
+            raise
+        self._turn_over()  # not after Ctrl-C: the batch is still to come
+        return data
+
+    def _turn_over(self) -> None:
+        self._queue.popleft()
         self._progress.count()
-        with self._callers_generators():
-            return self._place(self._fetch(indices))
 
     def _by_engine(self) -> Any:
         self._follow_generator()
@@ -177,8 +186,7 @@ class MainProcessIterator(NativeIterator):
             pass
         batch = self._wait()
         data = self._deliver(batch)
-        self._queue.popleft()
-        self._progress.count()
+        self._turn_over()
         if self._random:
             state = self._state.numpy()
             batch.random_after.to_torch_state(state)
