@@ -254,13 +254,14 @@ class RuledCollate:
     def __call__(self, loaded: Loaded) -> Outcome:
         """Collates what is left."""
         data, failure = None, loaded.failure
-        if failure is None and loaded.samples:
+        empty = not loaded.samples and bool(loaded.errors)
+        if failure is None and not empty:
             try:
                 data = self._collate_fn(loaded.samples[0] if self._single else loaded.samples)
             except Exception as error:
                 failure = self._failure(error)
         state = random_states.capture() if self._rules.keep_states else None
-        return Outcome(data, not loaded.samples, loaded.errors, failure, state)
+        return Outcome(data, empty, loaded.errors, failure, state)
 
 
 class RuledInit:
