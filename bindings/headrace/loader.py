@@ -153,6 +153,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             raise ValueError(f"rng must be 'torch' or 'counter'; got {rng!r}")
         if seed is not None and rng != "counter":
             raise ValueError('seed is for rng="counter"; seed torch\'s generator instead')
+        if seed is not None and not 0 <= seed < 2**64:
+            raise ValueError(f"seed must be at least 0 and below 2**64; got {seed}")
         self.on_error = on_error
         self.max_errors = max_errors
         self.rng = rng
@@ -376,7 +378,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self.rng != "counter":
             return 0
         if self.seed is not None:
-            return self.seed % 2**64
+            return self.seed
         seed, (seed_at_load, saved) = self._initial_seed(), self._seeds
         # As long as nobody has seeded since, the run that was saved goes on.
         return saved if saved is not None and seed == seed_at_load else seed
