@@ -122,3 +122,41 @@ def loads(folder: ImageFolder, index: int) -> bool:
     except Exception:
         return False
     return True
+
+
+# --- what no rule is about ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seeds_that_a_key_cannot_hold_are_refused(pictures: Path, seed: int) -> None:
+    with pytest.raises(ValueError, match=f"got {seed}"):
+        loader_of(pictures, seed=seed)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("rules", [{"resumable": True}, {"on_error": "skip"}])
+def test_an_empty_batch_of_a_batch_sampler_is_collated(
+    pictures: Path, num_workers: int, rules: dict[str, Any]
+) -> None:
+    folder = ImageFolder(pictures, train())
+    options: dict[str, Any] = {"batch_sampler": [[0, 1], [], [2]], "collate_fn": len}
+    found = list(DataLoader(folder, num_workers=num_workers, **options, **rules))
+    assert found == list(TorchLoader(folder, **options)) == [2, 0, 1]
+
+
+def test_an_interrupted_batch_that_torch_makes_is_still_to_come(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ImageFolder(pictures, v2.Compose([v2.Resize((8, 8)), v2.ToImage()]))
+    folder.samples[1] = (folder.samples[1][0], True)  # no label that the engine takes
+    iterator = iter(DataLoader(folder, 2))
+    fetch = iterator._fetch  # type: ignore[attr-defined]
+
+    def interrupted(indices: Any) -> Any:
+        monkeypatch.setattr(iterator, "_fetch", fetch)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(iterator, "_fetch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert_same(list(iterator), list(TorchLoader(folder, 2)))
