@@ -5,8 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <latch>
 #include <map>
 #include <random>
@@ -15,10 +13,12 @@
 #include <vector>
 
 #include "engine_parts.h"
+#include "engine_rig.h"
 #include "flat_jpeg.h"
 #include "headrace/error.h"
 #include "pread_reader.h"
 #include "support.h"
+#include "temporary_folder.h"
 
 namespace headrace {
 namespace {
@@ -26,108 +26,13 @@ namespace {
 using namespace std::chrono_literals;
 using test::contains;
 using test::flat_jpeg;
+using test::make_options;
+using test::make_transform;
+using test::ManualExecutor;
+using test::Rig;
+using test::ScriptedReader;
 
 constexpr auto kLong = 60s;  // a watchdog: reached only when something hangs
-
-// Flips are random, so that streams move; crops make all sizes equal.
-Transform make_transform() {
-  return Transform::from_json(R"({"headrace": 1, "ops": [
-      {"op": "center_crop", "size": [2, 2]},
-      {"op": "random_horizontal_flip", "p": 0.5},
-      {"op": "pil_to_tensor"}]})");
-}
-
-EngineOptions make_options(std::size_t max_batches_in_flight) {
-  EngineOptions options;
-  options.max_batches_in_flight = max_batches_in_flight;
-  options.pool = std::make_shared<BufferPool>(make_host_allocator(), 8);
-  return options;
-}
-
-/// A reader that answers when, in which order and with what the test says.
-class ScriptedReader final : public Reader {
- public:
-  struct Request {
-    std::uint64_t ticket;
-    Sample sample;
-    bool urgent;
-  };
-  struct Script {
-    std::function<void(ReadResult)> on_done;
-    std::vector<Request> requests;
-    std::size_t ready = 0;  // as the engine said last
-
-    void finish(std::size_t request, const std::vector<std::byte>& file) {
-      Buffer memory(new std::byte[file.size()]);
-      std::ranges::copy(file, memory.get());
-      on_done({requests.at(request).ticket, ReadBuffer(memory, file.size(), nullptr), 0, ""});
-    }
-    void fail(std::size_t request, int error) {
-      on_done({requests.at(request).ticket, ReadBuffer(), error, "open"});
-    }
-  };
-
-  explicit ScriptedReader(Script& script) : script_(script) {}
-  void submit(std::uint64_t ticket, const Sample& sample, bool urgent) override {
-    script_.requests.push_back({ticket, sample, urgent});
-  }
-  void decode_began(std::size_t ready) noexcept override { script_.ready = ready; }
-  void set_budget(std::size_t) noexcept override {}
-  ReaderStats stats() const override {
-    ReaderStats stats;
-    stats.name = "scripted";
-    return stats;
-  }
-
- private:
-  Script& script_;
-};
-
-/// An executor that runs its tasks when the test says.
-class ManualExecutor final : public Executor {
- public:
-  explicit ManualExecutor(std::vector<Task>& tasks) : tasks_(tasks) {}
-  void submit(Task task) override { tasks_.push_back(std::move(task)); }
-  int workers() const noexcept override { return 1; }
-
- private:
-  std::vector<Task>& tasks_;
-};
-
-struct Rig {
-  explicit Rig(std::size_t max_batches_in_flight = 4, std::size_t streams = 1)
-      : Rig(make_options(max_batches_in_flight), streams) {}
-  Rig(const EngineOptions& options, std::size_t streams) {
-    Engine::Parts parts;
-    parts.make_reader = [this](std::function<void(ReadResult)> on_done) {
-      script.on_done = std::move(on_done);
-      return std::make_unique<ScriptedReader>(script);
-    };
-    parts.make_executor = [this] { return std::make_unique<ManualExecutor>(tasks); };
-    engine = std::make_unique<Engine>(options, make_transform(),
-                                      std::vector<RandomStream>(streams, RandomStream(1)), parts);
-  }
-
-  void run_tasks() {
-    while (!tasks.empty()) {
-      const auto task = tasks.back();  // the newest first: order must not matter
-      tasks.pop_back();
-      task(0);
-    }
-  }
-
-  template <typename T>
-  T expect() {
-    run_tasks();
-    Engine::Event event = engine->next(0ms);
-    REQUIRE(std::holds_alternative<T>(event));
-    return std::get<T>(std::move(event));
-  }
-
-  ScriptedReader::Script script;
-  std::vector<Executor::Task> tasks;
-  std::unique_ptr<Engine> engine;
-};
 
 std::vector<Sample> samples(std::initializer_list<int> labels) {
   std::vector<Sample> result;
@@ -452,29 +357,10 @@ TEST_CASE("an engine can be dropped with reads, decodes and questions open", "[e
   SUCCEED();
 }
 
-/// A directory of files that goes with the object.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "headrace-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~TemporaryDirectory() { std::filesystem::remove_all(path_); }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-
-  std::string write(const std::string& name, const std::vector<std::byte>& bytes) const {
-    const auto path = path_ / name;
-    std::ofstream(path, std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()),
-               static_cast<std::streamsize>(bytes.size()));
-    return path.string();
-  }
-
- private:
-  std::filesystem::path path_;
-};
+std::string write(const test::TemporaryFolder& folder, const std::string& name,
+                  const std::vector<std::byte>& bytes) {
+  return folder.write(name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
 
 /// Everything that an epoch gave: grays and labels of each batch, or the row that failed.
 struct Epoch {
@@ -557,7 +443,7 @@ TEST_CASE("worker numbers stay below workers(), with one thread too", "[engine]"
 #endif
 
 TEST_CASE("the same batches come for 1, 2 and 8 threads, broken files among them", "[engine]") {
-  const TemporaryDirectory directory;
+  const test::TemporaryFolder folder;
   std::mt19937 random(5);
   std::vector<Sample> files;
   for (int i = 0; i < 300; ++i) {
@@ -568,7 +454,7 @@ TEST_CASE("the same batches come for 1, 2 and 8 threads, broken files among them
     if (kind == 0) file.resize(file.size() / 2);                // doubtful at arrival
     if (kind == 1) file[file.size() - 3] = std::byte{0xAA};     // perhaps at decoding
     if (kind == 2) file.erase(file.end() - 4, file.end() - 2);  // too little data: a warning
-    auto path = directory.write(std::to_string(i) + ".jpg", file);
+    auto path = write(folder, std::to_string(i) + ".jpg", file);
     if (kind == 3) path += ".missing";
     files.push_back({.path = path, .label = i, .index = i});
   }

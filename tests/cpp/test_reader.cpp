@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -24,6 +23,7 @@
 #include "reader_bench.h"
 #include "scripted_files.h"
 #include "support.h"
+#include "temporary_folder.h"
 #include "uring_reader.h"
 
 namespace headrace {
@@ -53,33 +53,16 @@ std::unique_ptr<Reader> make_real_reader(Kind kind, int in_flight, std::size_t b
   return make_pread_reader({.threads = in_flight, .read_budget_bytes = budget}, on_done);
 }
 
-/// A directory that goes away again.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (fs::temp_directory_path() / "headrace-XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() { fs::remove_all(root_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::string path(const std::string& name) const { return (root_ / name).string(); }
-  std::string write(const std::string& name, std::size_t size) const {
-    std::vector<char> content(size);
-    for (std::size_t i = 0; i < size; ++i) content[i] = static_cast<char>(byte_at(i));
-    std::ofstream(path(name)).write(content.data(), static_cast<std::streamsize>(size));
-    return path(name);
-  }
-
- private:
-  fs::path root_;
-};
+std::string write(const test::TemporaryFolder& folder, const std::string& name, std::size_t size) {
+  std::string content(size, '\0');
+  for (std::size_t i = 0; i < size; ++i) content[i] = static_cast<char>(byte_at(i));
+  return folder.write(name, content);
+}
 
 TEST_CASE("reader fills buffers with whole files and ranges of files", "[reader]") {
-  const TemporaryFolder folder;
-  const std::string large = folder.write("large", 300'000);
-  const std::string empty = folder.write("empty", 0);
+  const test::TemporaryFolder folder;
+  const std::string large = write(folder, "large", 300'000);
+  const std::string empty = write(folder, "empty", 0);
   const Kind kind = each_kind();
   Results results;
   const auto reader = make_real_reader(kind, 3, std::size_t{1} << 20, results.callback());
@@ -105,8 +88,8 @@ TEST_CASE("reader fills buffers with whole files and ranges of files", "[reader]
 }
 
 TEST_CASE("reader says why a path cannot be read, and never waits for a FIFO", "[reader]") {
-  const TemporaryFolder folder;
-  const std::string file = folder.write("file", 10);
+  const test::TemporaryFolder folder;
+  const std::string file = write(folder, "file", 10);
   fs::create_directory(folder.path("directory"));
   REQUIRE(mkfifo(folder.path("fifo").c_str(), 0600) == 0);
   struct Case {
@@ -354,7 +337,7 @@ TEST_CASE("reader's threads have names and leave signals to the program", "[read
   std::mutex mutex;
   std::condition_variable called;
   bool done = false;
-  const TemporaryFolder folder;
+  const test::TemporaryFolder folder;
   {
     const auto reader = make_real_reader(each_kind(), 1, 1000, [&](const ReadResult&) {
       const std::lock_guard lock(mutex);
@@ -363,7 +346,7 @@ TEST_CASE("reader's threads have names and leave signals to the program", "[read
       done = true;
       called.notify_all();
     });
-    reader->submit(0, {.path = folder.write("file", 1)}, false);
+    reader->submit(0, {.path = write(folder, "file", 1)}, false);
     std::unique_lock lock(mutex);
     REQUIRE(called.wait_for(lock, kNever, [&] { return done; }));
   }
@@ -385,10 +368,10 @@ TEST_CASE("reader refuses to have no threads", "[reader]") {
 TEST_CASE("reader keeps to its budget and loses nothing under load", "[reader]") {
   constexpr std::uint64_t kReads = 3000;
   constexpr std::size_t kBudget = 20'000;
-  const TemporaryFolder folder;
+  const test::TemporaryFolder folder;
   std::vector<std::string> paths;
   for (std::size_t i = 0; i < 10; ++i) {
-    paths.push_back(folder.write(std::to_string(i), 1 + i * 1'777));
+    paths.push_back(write(folder, std::to_string(i), 1 + i * 1'777));
   }
   Results results;
   std::atomic<std::size_t> held = 0;

@@ -1,8 +1,6 @@
 #include <stdlib.h>
 
 #include <cerrno>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,35 +8,18 @@
 #include "headrace/error.h"
 #include "headrace/source.h"
 #include "support.h"
+#include "temporary_folder.h"
 
 // The order against torchvision itself is the subject of tests/python/test_source.py.
 
 namespace headrace {
 namespace {
 
-namespace fs = std::filesystem;
-
-/// A directory of empty files that goes away again.
-class Tree {
- public:
+/// A folder of empty files.
+struct Tree : test::TemporaryFolder {
   explicit Tree(const std::vector<std::string>& files) {
-    std::string pattern = (fs::temp_directory_path() / "headrace-XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
-    for (const auto& name : files) {
-      fs::create_directories((root_ / name).parent_path());
-      std::ofstream(root_ / name);
-    }
+    for (const auto& name : files) write(name, "");
   }
-  ~Tree() { fs::remove_all(root_); }
-  Tree(const Tree&) = delete;
-  Tree& operator=(const Tree&) = delete;
-
-  std::string path(const std::string& name = "") const {
-    return name.empty() ? root_.string() : (root_ / name).string();
-  }
-
- private:
-  fs::path root_;
 };
 
 template <typename Action>

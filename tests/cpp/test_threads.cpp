@@ -1,38 +1,22 @@
 #include <sched.h>
 #include <stdlib.h>
 
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 
 #include "headrace/threads.h"
 #include "support.h"
+#include "temporary_folder.h"
 
 namespace headrace {
 namespace {
 
-namespace fs = std::filesystem;
-
 /// A machine's /proc and /sys, as files.
-class Root {
- public:
-  Root() {
-    std::string pattern = (fs::temp_directory_path() / "headrace-XXXXXX").string();
-    root_ = mkdtemp(pattern.data());
-  }
-  ~Root() { fs::remove_all(root_); }
-  Root(const Root&) = delete;
-  Root& operator=(const Root&) = delete;
-
+struct Root : test::TemporaryFolder {
   void write(const std::string& name, const std::string& text) const {
-    fs::create_directories((root_ / name).parent_path());
-    std::ofstream(root_ / name) << text << '\n';
+    TemporaryFolder::write(name, text + '\n');
   }
-  int cpus() const { return available_cpus(root_.string()); }
-
- private:
-  fs::path root_;
+  int cpus() const { return available_cpus(path()); }
 };
 
 /// This thread's affinity as it was, at the end.
